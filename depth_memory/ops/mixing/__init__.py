@@ -1,0 +1,1 @@
+"""Weighted sums of source vectors: the primitive under every stream."""

@@ -1,0 +1,146 @@
+"""The protocol: what a stream is, and what every stream promises.
+
+A *stream* carries representations across the depth of a network. A sublayer reads its input from
+the stream and writes its output back; the layer that owns the sublayer never asks which stream it
+has. State is a NamedTuple of tensors, or of tuples of them, threaded from call to call; nothing is
+kept on a module, so that checkpointing, compilation and batching need no care.
+
+Laws, held by `tests/streams/test_laws.py` for every stream:
+
+1. Tokens do not mix: changing one token changes nothing at another.
+2. Shape, dtype and device of the input are kept, and float64 stays float64.
+3. Every parameter receives a gradient.
+4. State is linear: each state is used once, by the next port.
+5. A read is a sum of what was written, weighted by coefficients that are the same for all the
+   channels of a group. `frozen_coefficients` makes these weights observable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from depth_memory.errors import UserError
+
+Norm = Callable[[Tensor], Tensor]
+State = Any  # a NamedTuple of tensors or tuples of tensors, owned by the stream
+
+_frozen: ContextVar[bool] = ContextVar("frozen_coefficients", default=False)
+
+
+@contextmanager
+def frozen_coefficients() -> Generator[None]:
+    """Detach every mixing coefficient, so that gradients show how D-sized vectors are mixed.
+
+    With the coefficients held fixed a sublayer's input is linear in what was written, and its
+    derivative with respect to an earlier output is exactly the weight with which it is retrieved.
+    """
+    token = _frozen.set(True)
+    try:
+        yield
+    finally:
+        _frozen.reset(token)
+
+
+def coefficient(value: Tensor) -> Tensor:
+    """Mark `value` as a mixing coefficient: itself, or detached inside `frozen_coefficients`."""
+    if torch.compiler.is_compiling():
+        return value
+    return value.detach() if _frozen.get() else value
+
+
+class StreamModule(nn.Module):
+    """A module of a stream with parameters of its own and a start that it alone knows."""
+
+    keeps_float32: bool = False
+    """Whether the module's own parameters stay float32 when the model is cast to less."""
+
+    def reset_parameters(self) -> None:
+        """Set the module's own parameters (not its children's) to their documented start."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        if not self.keeps_float32:
+            return super()._apply(fn, recurse)
+
+        def cast(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            return result if result.itemsize >= 4 else tensor.to(result.device)
+
+        return super()._apply(cast, recurse)
+
+
+class Port(StreamModule, ABC):
+    """One sublayer's connection to the stream; owns that sublayer's parameters."""
+
+    variants: int = 1
+    """How many structures of state the port can meet over the sites of one model."""
+
+    @abstractmethod
+    def read(self, state: State, norm: Norm) -> tuple[Float[Tensor, "*tokens D"], State]:
+        """What the sublayer sees.
+
+        Args:
+            state: The stream's state, used here and nowhere else.
+            norm: The sublayer's own pre-norm; it stays the layer's module.
+
+        Returns:
+            The normed input, and the state with whatever `write` will need.
+        """
+
+    @abstractmethod
+    def write(self, state: State, y: Float[Tensor, "*tokens D"]) -> State:
+        """The state once the sublayer has produced `y`."""
+
+    def preserve_(self) -> None:
+        """Change the parameters in place so that the port acts as an ordinary residual addition.
+
+        Raises:
+            UserError: No parameters of this port do that.
+        """
+        raise UserError(f"{type(self).__name__}: no parameters make it an ordinary residual")
+
+    def compile(self, **options: Any) -> None:
+        """Compile `read` and `write`, unless their state takes more forms than compiling pays for.
+
+        A port whose state grows with depth would be compiled once per layer; it stays eager.
+        """
+        if self.variants <= torch._dynamo.config.recompile_limit:
+            self.read = torch.compile(self.read, **options)
+            self.write = torch.compile(self.write, **options)
+
+
+class Stream(StreamModule, ABC):
+    """What carries information across depth. One per model.
+
+    Constructed from its configuration, the width and the number of sublayers; `config` is what was
+    built, with `auto` values resolved.
+    """
+
+    output_init_scale: float = 1.0
+    """Factor on the initial standard deviation of each sublayer's output projection."""
+
+    def __init__(self, config: Any, dim: int, sites: int):
+        super().__init__()
+        self.config, self.dim, self.sites = config, dim, sites
+
+    @abstractmethod
+    def start(self, x: Float[Tensor, "*tokens D"]) -> State:
+        """The state after the embedding, before the first sublayer."""
+
+    @abstractmethod
+    def finish(self, state: State, norm: Norm) -> Float[Tensor, "*tokens D"]:
+        """The output of the trunk: what the stream holds at the end, through the final norm."""
+
+    @abstractmethod
+    def port(self, site: int) -> Port:
+        """A new port for sublayer `site` (attention 2i, MLP 2i + 1); the layer owns it."""
+
+    def preserve_(self) -> None:
+        """As `Port.preserve_`, for what the stream itself owns; nothing by default."""

@@ -1,0 +1,103 @@
+"""DenseFormer: after each block, a learned weighted average over all block outputs so far.
+
+Pagliardini et al., arXiv 2402.02622. With X_0 the embedding and X_j the raw output of block j:
+
+    Y_i = sum_j alpha_{i,j} X_j,    j <= i + 1 and j congruent to i + 1 modulo the dilation
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from depth_memory.errors import invalid
+from depth_memory.ops import mix
+from depth_memory.streams import _init
+from depth_memory.streams.base import Norm, Port, Stream, coefficient
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFormerConfig:
+    """Depth-weighted averages with static weights; at the start an ordinary residual."""
+
+    name: ClassVar[str] = "denseformer"
+    dilation: int = 1
+    """Average every k-th block output only. Paper: 1, in practice 4."""
+    period: int = 1
+    """Average after every p-th block only. Paper: 1, in practice 5."""
+
+    def __post_init__(self) -> None:
+        for field in ("dilation", "period"):
+            if getattr(self, field) < 1:
+                raise invalid(f"stream.{field}", getattr(self, field), "at least 1")
+
+
+class Dense(NamedTuple):
+    """The residual stream, and the raw outputs of the blocks so far, the embedding first."""
+
+    h: Float[Tensor, "*tokens D"]
+    outputs: tuple[Float[Tensor, "*tokens D"], ...]
+
+
+class DenseFormer(Stream):
+    """The residual stream of a block starts from an average over depth."""
+
+    def start(self, x: Tensor) -> Dense:
+        return Dense(x, (x,))
+
+    def finish(self, state: Dense, norm: Norm) -> Tensor:
+        return norm(state.h)
+
+    def port(self, site: int) -> Port:
+        if site % 2 == 0:
+            return InnerPort()
+        block = site // 2
+        return BlockPort(self.config, block, variants=self.sites // 2)
+
+
+class InnerPort(Port):
+    """The attention sublayer: an ordinary residual inside its block."""
+
+    def read(self, state: Dense, norm: Norm) -> tuple[Tensor, Dense]:
+        return norm(state.h), state
+
+    def write(self, state: Dense, y: Tensor) -> Dense:
+        return state._replace(h=state.h + y)
+
+    def preserve_(self) -> None:
+        """Nothing to change."""
+
+
+class BlockPort(Port):
+    """The MLP sublayer: ends its block with the average."""
+
+    def __init__(self, config: DenseFormerConfig, block: int, variants: int):
+        super().__init__()
+        self.variants = variants
+        self.averages = (block + 1) % config.period == 0
+        self.dilation = config.dilation
+        if self.averages:
+            self.weights = _init.empty((block + 1) // config.dilation + 1)
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.averages:
+            size = self.weights.shape[0]
+            _init.set_(self.weights, _init.one_hot(size - 1, size))
+
+    def read(self, state: Dense, norm: Norm) -> tuple[Tensor, Dense]:
+        return norm(state.h), state
+
+    def write(self, state: Dense, y: Tensor) -> Dense:
+        h = state.h + y
+        outputs = (*state.outputs, h)
+        if self.averages:
+            chosen = outputs[(len(outputs) - 1) % self.dilation :: self.dilation]
+            h = mix(coefficient(self.weights)[None, :], list(chosen))[..., 0, :]
+        return Dense(h, outputs)
+
+    def preserve_(self) -> None:
+        self.reset_parameters()

@@ -1,0 +1,136 @@
+"""Linear Depth Memory: beside the residual stream, a regression memory kept exact over depth.
+
+Every sublayer sees `norm(h + scale * M q)` and writes its output to `h` and, with a key of its own,
+to the memory. The write rule is recursive least squares; the ablations take its place one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from depth_memory.errors import UserError
+from depth_memory.streams.base import Norm, Port, Stream
+from depth_memory.streams.ldm_config import AbstractLDMConfig, auto_window
+from depth_memory.streams.ldm_maps import Prior, Reader, Writer
+from depth_memory.streams.memory import Memory, MemoryForm
+
+RULES = {"ldm": "rls", "ldm_delta": "delta", "ldm_outer": "outer"}
+
+
+class Streams(NamedTuple):
+    """The residual stream, the memory, and what a later write will need.
+
+    `pending` is what a block's attention produced, and `seen` the input that the sublayer saw.
+    """
+
+    h: Float[Tensor, "*tokens D"]
+    memory: Memory
+    pending: tuple[Float[Tensor, "*tokens D"], ...] = ()
+    seen: tuple[Float[Tensor, "*tokens D"], ...] = ()
+
+
+class LDM(Stream):
+    """The residual stream and a memory; `config.name` names the write rule."""
+
+    def __init__(self, config: AbstractLDMConfig, dim: int, sites: int):
+        config.check_shape(dim, sites)
+        self.writes = config.writes(sites)
+        chosen = config.window
+        window = auto_window(config.key_dim, self.writes) if isinstance(chosen, str) else chosen
+        super().__init__(replace(config, window=window), dim, sites)
+        self.form = MemoryForm(RULES[config.name], window, config.groups, config.state_dtype)
+        self.prior = Prior(config) if self.form.has_covariance else None
+        if config.embedding_write:
+            self.embedding_writer = self._writer(first=True)
+        if config.final_read:
+            self.final_reader = Reader(config, dim)
+
+    def _writer(self, first: bool) -> Writer:
+        forgets = not first or self.form.has_covariance
+        return Writer(self.config, self.dim, self.writes, forgets)
+
+    def start(self, x: Tensor) -> Streams:
+        memory = self.form.start(None if self.prior is None else self.prior(x))
+        if self.config.embedding_write:
+            memory = self.form.store(memory, x, self.embedding_writer(x))
+        return Streams(x, memory)
+
+    def finish(self, state: Streams, norm: Norm) -> Tensor:
+        if not self.config.final_read:
+            return norm(state.h)
+        return norm(retrieve(self.form, self.final_reader, state, self.config.residual))
+
+    def port(self, site: int) -> Port:
+        config = self.config
+        per_block = config.sites == "block"
+        reads = (site > 0 or config.embedding_write) and not (per_block and site % 2)
+        # nothing reads after the last sublayer unless the head does
+        writes = (site < self.sites - 1 or config.final_read) and (not per_block or site % 2 == 1)
+        first = not config.embedding_write and site == (1 if per_block else 0)
+        return LDMPort(
+            self.form,
+            config,
+            Reader(config, self.dim) if reads else None,
+            self._writer(first) if writes else None,
+            keeps_output=per_block and site % 2 == 0,
+            variants=min(self.form.window, self.writes) + 1,
+        )
+
+    def preserve_(self) -> None:
+        if not self.config.residual:
+            raise UserError("stream.residual: got False; allowed: True, to keep a model's function")
+        if self.config.final_read:
+            nn.init.zeros_(self.final_reader.gain)
+
+
+class LDMPort(Port):
+    """Reads the memory into a sublayer's input; writes its output to both streams."""
+
+    def __init__(
+        self,
+        form: MemoryForm,
+        config: AbstractLDMConfig,
+        reader: Reader | None,
+        writer: Writer | None,
+        *,
+        keeps_output: bool,
+        variants: int,
+    ):
+        super().__init__()
+        self.form, self.config, self.variants = form, config, variants
+        self.reader, self.writer, self.keeps_output = reader, writer, keeps_output
+
+    def read(self, state: Streams, norm: Norm) -> tuple[Tensor, Streams]:
+        x = state.h
+        if self.reader is not None:
+            x = retrieve(self.form, self.reader, state, self.config.residual)
+        x = norm(x)
+        if self.writer is not None and self.config.latent_input == "input":
+            state = state._replace(seen=(x,))
+        return x, state
+
+    def write(self, state: Streams, y: Tensor) -> Streams:
+        h = state.h + y if self.config.residual else y
+        if self.keeps_output:
+            return state._replace(h=h, pending=(y,))
+        memory = state.memory
+        if self.writer is not None:
+            value = state.pending[0] + y if state.pending else y
+            observation = self.writer(state.seen[0] if state.seen else value)
+            memory = self.form.store(memory, value, observation)
+        return Streams(h, memory)
+
+    def preserve_(self) -> None:
+        if self.reader is not None:
+            nn.init.zeros_(self.reader.gain)
+
+
+def retrieve(form: MemoryForm, reader: Reader, state: Streams, residual: bool) -> Tensor:
+    """`h + scale * M q`, or the read alone, in the dtype of `h`."""
+    query, scale = reader(state.h)
+    y = (scale[..., None] * form.retrieve(state.memory, query)).flatten(-2)
+    return (state.h + y if residual else y).to(state.h.dtype)

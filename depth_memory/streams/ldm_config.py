@@ -1,0 +1,145 @@
+"""The choices of Linear Depth Memory, with what its sources fix and what is ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from depth_memory.errors import choose, invalid
+
+CHOICES = {
+    "sites": ("sublayer", "block"),
+    "state_dtype": ("float32", "bfloat16"),
+    "forgetting": ("learned", "one"),
+    "importance": ("sigmoid", "softplus", "one"),
+    "key_norm": ("unit", "rms", "none"),
+    "query_norm": ("unit", "rms", "none"),
+    "latent_input": ("output", "input"),
+    "latent_norm": ("rms", "none"),
+}
+POSITIVE = ("key_dim", "groups", "read_rank", "write_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractLDMConfig:
+    """Fields shared by least squares and its two ablations, which differ in the write alone."""
+
+    name: ClassVar[str]
+    key_dim: int = 8
+    """Width Dk of keys and queries; the memory holds Dk x D numbers per token. The source compares
+    4 with a larger, unnamed value."""
+    groups: int = 4
+    """Number G of independent memories, each for D / G channels. The source groups; G is ours."""
+    read_rank: int = 32
+    """Width of the latent from which queries and gates come. The source names it, not its size."""
+    write_rank: int = 32
+    """Width of the latent from which keys and importances come; as above."""
+    alpha: float = 1.0
+    """Inverse strength of the ridge, P = alpha I before the first write. The source names it."""
+    alpha_learned: bool = False
+    """Learn alpha, per group, in log space (least squares alone). Ours."""
+    shared_keys: bool = True
+    """One key for all groups (source), or one per group."""
+    residual: bool = True
+    """Keep the ordinary residual stream beside the memory (source). Without it the embedding is
+    always written, the head always reads, and the read latent sees the last output."""
+    sites: Literal["sublayer", "block"] = "sublayer"
+    """Read and write at every sublayer; or read before attention and write attention plus MLP once
+    after the MLP, which sees the residual stream. Ours; the source speaks of layers."""
+    window: int | Literal["auto"] = "auto"
+    """Writes that wait before they are folded into the memory: 1 is the recurrence, at least the
+    number of writes the dual form. It changes nothing but rounding while the memory is float32.
+    `auto` becomes a number when the stream is built."""
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the folded memory; everything else that decides stays float32. Ours."""
+    min_retention: float = 1e-3
+    """Lower bound of the product of all forgetting factors, which bounds the error of float32."""
+    retention_init: float = 0.9
+    """That product at the start of training. Ours."""
+    forgetting: Literal["learned", "one"] = "learned"
+    """Forgetting per group and layer, learned (source), or none."""
+    embedding_write: bool = True
+    """Write the embedding into the memory before the first sublayer. Ours."""
+    final_read: bool = True
+    """Read the memory once more before the final norm. Ours."""
+    gain_init: float = 1.0
+    """Start of the learned gain of a read, per group. The gate beside it starts at 1/2. Ours."""
+    gate: bool = True
+    """Gate each group's read by a sigmoid of the read latent (source)."""
+    importance: Literal["sigmoid", "softplus", "one"] = "sigmoid"
+    """Map from the write latent to the importance of an observation, or the constant 1. The source
+    weighs observations; the map is ours."""
+    key_norm: Literal["unit", "rms", "none"] = "unit"
+    """Normalise keys to length 1, to root mean square 1, or not. Ours."""
+    query_norm: Literal["unit", "rms", "none"] = "unit"
+    """The same for queries. Ours."""
+    latent_input: Literal["output", "input"] = "output"
+    """What the write latent sees: the sublayer's output, or its normed input. Ours."""
+    latent_norm: Literal["rms", "none"] = "rms"
+    """Norm, without a weight, of what the latents see. Ours."""
+
+    def __post_init__(self) -> None:
+        for field in POSITIVE:
+            if getattr(self, field) < 1:
+                raise invalid(f"stream.{field}", getattr(self, field), "at least 1")
+        for field, options in CHOICES.items():
+            choose(f"stream.{field}", getattr(self, field), options)
+        if self.window != "auto" and (isinstance(self.window, str) or self.window < 1):
+            raise invalid("stream.window", self.window, "auto, or at least 1")
+        if not 0.0 < self.alpha < float("inf"):
+            raise invalid("stream.alpha", self.alpha, "finite, above 0")
+        if not 0.0 < self.min_retention < 1.0:
+            raise invalid("stream.min_retention", self.min_retention, "between 0 and 1, exclusive")
+        if not self.min_retention < self.retention_init < 1.0:
+            allowed = f"between min_retention ({self.min_retention:g}) and 1, exclusive"
+            raise invalid("stream.retention_init", self.retention_init, allowed)
+        if not self.residual:
+            object.__setattr__(self, "embedding_write", True)
+            object.__setattr__(self, "final_read", True)
+
+    def check_shape(self, dim: int, sites: int) -> None:
+        """Raise unless the groups divide the width, and blocks have two sublayers."""
+        if dim % self.groups:
+            raise invalid("stream.groups", self.groups, f"a divisor of the width {dim}")
+        if self.sites == "block" and sites % 2:
+            raise invalid("stream.sites", self.sites, f"sublayer, for an odd number ({sites})")
+
+    def writes(self, sites: int) -> int:
+        """How many writes a network of `sites` sublayers makes, the embedding included."""
+        return (sites if self.sites == "sublayer" else sites // 2) + self.embedding_write
+
+
+@dataclass(frozen=True, kw_only=True)
+class LDMConfig(AbstractLDMConfig):
+    """Linear Depth Memory: recursive least squares over depth."""
+
+    name: ClassVar[str] = "ldm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LDMDeltaConfig(AbstractLDMConfig):
+    """Ablation: one gradient step per write instead of the solution (the delta rule)."""
+
+    name: ClassVar[str] = "ldm_delta"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LDMOuterConfig(AbstractLDMConfig):
+    """Ablation: a sum of outer products, without correction for overlapping keys."""
+
+    name: ClassVar[str] = "ldm_outer"
+
+
+def auto_window(key_dim: int, writes: int) -> int:
+    """The window with the least D-sized traffic per sublayer, in passes over one vector.
+
+    A read visits the Dk rows of the memory and, on average, half a window; every n-th write reads
+    the memory and the window and writes the memory. Past the last write nothing is ever folded.
+    """
+
+    def passes(n: int) -> float:
+        if n >= writes:
+            return writes / 2
+        return key_dim + (n - 1) / 2 + (2 * key_dim + n) / n
+
+    return min(range(1, writes + 1), key=passes)
