@@ -1,0 +1,101 @@
+"""One forward pass with every sublayer's input, output, reads and writes recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depth_memory.errors import invalid
+from depth_memory.models.trunk import DepthModel
+from depth_memory.streams import frozen_coefficients
+from depth_memory.streams.ldm_maps import Reader, Writer
+from depth_memory.streams.memory import Observation
+
+
+@dataclass
+class Probe:
+    """What one forward pass showed.
+
+    Source 0 is the embedding and source s the output of sublayer s - 1; read l is the input of
+    sublayer l before its norm, and the last read is what the final norm sees.
+    """
+
+    trunk: DepthModel
+    sources: list[Tensor] = field(default_factory=list)
+    reads: list[Tensor] = field(default_factory=list)
+    observations: dict[str, Observation] = field(default_factory=dict)
+    gates: dict[str, Tensor] = field(default_factory=dict)
+
+
+@contextmanager
+def hooked(probe: Probe) -> Generator[None]:
+    """Record into `probe`, with sublayer outputs as leaves: only the stream connects them."""
+    trunk = probe.trunk
+
+    def source(_: nn.Module, __: Any, output: Any) -> Any:
+        # attention returns its output first, the embedding and the MLP return theirs alone
+        y = output[0] if isinstance(output, tuple) else output
+        leaf = y.detach().requires_grad_()
+        probe.sources.append(leaf)
+        return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
+
+    def read(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        probe.reads.append(inputs[0])
+
+    with ExitStack() as stack:
+        for layer in trunk.layers:
+            for name in ("self_attn", "mlp"):
+                body = layer.get_submodule(name)
+                stack.callback(body.register_forward_hook(source).remove)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                norm = layer.get_submodule(name)
+                stack.callback(norm.register_forward_pre_hook(read).remove)
+        stack.callback(trunk.embed_tokens.register_forward_hook(source).remove)
+        stack.callback(trunk.norm.register_forward_pre_hook(read).remove)
+        for name, module in trunk.named_modules():
+            for remove in _hook_maps(name, module, probe):
+                stack.callback(remove)
+        yield
+
+
+def _hook_maps(name: str, module: nn.Module, probe: Probe) -> list[Callable[[], None]]:
+    """Hooks on the learned maps of a memory stream; other modules have none."""
+
+    def written(_: nn.Module, __: Any, output: Observation) -> None:
+        probe.observations[name] = output
+
+    def gated(_: nn.Module, __: Any, output: Tensor) -> None:
+        probe.gates[name] = output.detach().sigmoid()
+
+    if isinstance(module, Writer):
+        return [module.register_forward_hook(written).remove]
+    if isinstance(module, Reader) and module.gate is not None:
+        return [module.gate.register_forward_hook(gated).remove]
+    return []
+
+
+def run(model: nn.Module, input_ids: Tensor) -> Probe:
+    """Probe a model of this package on token ids [batch, length].
+
+    The model is run as in evaluation, with its mixing coefficients held fixed for the gradients
+    of `retrieval_map`; its parameters and its mode are left as they were.
+
+    Raises:
+        UserError: The model has no stream.
+    """
+    trunk = getattr(model, "base_model", None)
+    if not isinstance(trunk, DepthModel):
+        raise invalid("model", type(model).__name__, "a model with a stream")
+    probe, training = Probe(trunk), model.training
+    model.eval()
+    try:
+        with frozen_coefficients(), hooked(probe), torch.enable_grad():
+            trunk(input_ids=input_ids, use_cache=False)
+    finally:
+        model.train(training)
+    return probe

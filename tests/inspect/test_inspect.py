@@ -1,0 +1,115 @@
+import json
+
+import pytest
+import torch
+
+from depth_memory import inspect, models, streams
+from depth_memory.errors import UserError
+from depth_memory.inspect import probe as probing
+from depth_memory.inspect import retrieval
+
+OPTIONS = {
+    **{name: {"name": name} for name in streams.STREAMS},
+    "ldm window 1": {"name": "ldm", "window": 1},
+    "ldm no residual": {"name": "ldm", "residual": False},
+    "ldm block": {"name": "ldm", "sites": "block"},
+    "ldm plain": {"name": "ldm", "final_read": False, "gate": False, "importance": "one"},
+    "hc norm sum": {"name": "hc", "readout": "norm_sum"},
+    "mhc head": {"name": "mhc", "readout": "head"},
+}
+IDS = torch.arange(14).reshape(2, 7)
+
+
+def small(stream):
+    model = models.build_model(
+        "llama",
+        stream,
+        vocab_size=97,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("stream", OPTIONS.values(), ids=OPTIONS.keys())
+def test_every_read_is_the_weighted_sum_of_its_sources(stream):
+    probe = probing.run(small(stream), IDS)
+    groups = retrieval.group_count(probe)
+    assert len(probe.reads) == len(probe.sources) == 7
+    for read, target in enumerate(probe.reads):
+        weights = retrieval.token_weights(probe, read, groups)
+        rebuilt = sum(
+            (w[..., None] * s.detach().flatten(0, -2).unflatten(-1, (groups, -1))).flatten(-2)
+            for w, s in zip(weights, probe.sources, strict=True)
+        )
+        exact = target.detach()
+        exact = exact.sum(-2) if exact.dim() == 4 else exact
+        torch.testing.assert_close(rebuilt, exact.flatten(0, -2), rtol=1e-12, atol=1e-12)
+        assert weights[read + 1 :].abs().sum() == 0
+
+
+def test_an_ordinary_residual_reads_everything_with_weight_one():
+    found = inspect.retrieval_map(small({"name": "preln"}), IDS)
+    expected = torch.ones(7, 7, dtype=torch.float64).tril()
+    assert torch.equal(found.weights[..., 0], expected)
+    assert torch.equal(found.spread, torch.zeros_like(found.spread))
+    assert found.reads[-1] == "output"
+    assert found.sources[0] == "embedding"
+
+
+def test_one_source_has_the_whole_share_of_the_first_read():
+    found = inspect.retrieval_map(small({"name": "attnres"}), IDS)
+    torch.testing.assert_close(found.share[0, 0].item(), 1.0)
+    torch.testing.assert_close(found.weights.sum(1), torch.ones(7, 1, dtype=torch.float64))
+
+
+def test_statistics_show_what_the_ports_computed():
+    model = small({"name": "ldm", "groups": 2})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("gain"):
+                parameter.fill_(0.0)
+    rows = inspect.statistics(model, IDS)
+    port = model.model.layers[1].mlp_port
+    assert [row["read"] for row in rows] == ["attention 0", "mlp 0", "attention 1", "mlp 1",
+                                             "attention 2", "mlp 2", "output"]  # fmt: skip
+    assert rows[3]["forgetting"] == port.writer.forgetting().float().tolist()
+    assert rows[3]["gain"] == [0.0, 0.0]
+    assert all(0.0 < g < 1.0 for g in rows[3]["gate"]["mean"])
+    assert all(0.0 < w < 1.0 for w in rows[3]["importance"]["mean"])
+    assert all(row["beyond_residual"] < 1e-14 for row in rows)
+    assert "importance" not in rows[-1]
+
+
+def test_the_model_is_left_as_it_was():
+    model = small({"name": "ldm"}).train()
+    before = model(IDS).logits
+    inspect.retrieval_map(model, IDS)
+    assert model.training
+    assert torch.equal(model(IDS).logits, before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_report_writes_whole_files(tmp_path):
+    files = inspect.report(small({"name": "ldm", "groups": 2}), IDS, tmp_path / "out", "a title")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in files
+    )
+    document = json.loads((tmp_path / "out" / "inspect.json").read_text())
+    assert document["stream"]["name"] == "ldm"
+    assert torch.tensor(document["weights"]).shape == (7, 7, 2)
+    assert len(document["statistics"]) == 7
+    assert (tmp_path / "out" / "retrieval.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_model_without_a_stream_is_a_user_error():
+    with pytest.raises(UserError, match=r"^model: got 'Linear'; allowed: .*stream"):
+        inspect.retrieval_map(torch.nn.Linear(2, 2), IDS)
