@@ -1,0 +1,225 @@
+"""Checkpoints that are whole or not there, and a resume that is exact to the bit.
+
+A checkpoint is a directory `step-00000100` with
+
+- `model.safetensors`: the float32 weights, and `config.json` and `tokenizer.json` beside them, so
+  that transformers can load the directory;
+- `optimizer.safetensors`: moments and step of AdamW by parameter;
+- `state.json`: step, configuration, data, versions, size and SHA-256 of every file, and a checksum
+  of all that.
+
+It is written under another name, made durable, and renamed; older ones go only after that. Nothing
+else needs saving: data order and randomness are functions of seed and step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from depth_memory.data.files import sha256_of
+from depth_memory.errors import UserError, invalid
+from depth_memory.train import files, parallel
+
+FORMAT = 1
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The newest usable checkpoint."""
+
+    path: Path
+    manifest: dict[str, Any]
+    skipped: tuple[str, ...]
+    """One sentence for each newer one that is damaged: which, and why."""
+
+
+def collect(
+    named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Whole weights and optimiser state on the CPU, by name; every process must call it."""
+    weights = {name: parallel.full(p).cpu() for name, p in named.items()}
+    moments = {}
+    for name, p in named.items():
+        for key in MOMENTS if p in optimizer.state else ():
+            moments[f"{name}.{key}"] = parallel.full(optimizer.state[p][key]).cpu()
+    return weights, moments
+
+
+def save(
+    root: Path,
+    step: int,
+    *,
+    weights: dict[str, Tensor],
+    moments: dict[str, Tensor],
+    texts: Mapping[str, str],
+    facts: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Write the checkpoint of `step`, then remove all but the newest `keep`.
+
+    Args:
+        root: Directory of the run's checkpoints.
+        step: Number of updates behind these weights.
+        weights: Name to tensor.
+        moments: Name to tensor.
+        texts: Further files: name to content.
+        facts: What `state.json` says beside step and files: configuration, data, versions.
+        keep: How many stay, this one included.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        UserError: It could not be written; the older ones are untouched.
+    """
+    path = root / f"step-{step:08d}"
+    with _explained(step, root), files.replaced_directory(path) as folder:
+        save_file(weights, folder / MODEL, metadata={"format": "pt"})
+        save_file(moments, folder / OPTIMIZER)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        inventory = {
+            file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+            for file in sorted(folder.iterdir())
+        }
+        manifest = {"format": FORMAT, "step": step, **facts, "files": inventory}
+        (folder / STATE).write_text(_sealed(manifest), encoding="utf-8")
+    for old in listed(root)[keep:]:
+        files.remove_directory(old)
+    return path
+
+
+def listed(root: Path) -> list[Path]:
+    """The checkpoints in `root`, whole or not, newest first."""
+    return sorted(root.glob("step-" + "[0-9]" * 8), reverse=True) if root.is_dir() else []
+
+
+def newest(root: Path) -> Found | None:
+    """The newest checkpoint whose every byte is as it was written; None if there is none at all.
+
+    Raises:
+        UserError: There are checkpoints, and all are damaged; or one is of a newer format.
+    """
+    skipped = []
+    for path in listed(root):
+        reason, manifest = _inspect(path)
+        if reason is None:
+            return Found(path=path, manifest=manifest, skipped=tuple(skipped))
+        skipped.append(f"{path.name}: {reason}")
+    if skipped:
+        raise UserError(f"{root}: no usable checkpoint; {'; '.join(skipped)}")
+    return None
+
+
+def set_aside(root: Path, good: Path) -> None:
+    """Rename the checkpoints newer than `good`, which are damaged: they count no more."""
+    for path in listed(root):
+        if path.name > good.name:
+            files.remove_directory(root / f"damaged-{path.name}")
+            path.rename(root / f"damaged-{path.name}")
+
+
+def restore(
+    path: Path,
+    named: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    world: parallel.World,
+) -> None:
+    """Read weights and optimiser state in place, plain or sharded; the main process reads."""
+    with _reader(path / MODEL, world) as read:
+        for name, p in named.items():
+            parallel.fill_(p, read(name, p))
+    stored = world.do(lambda: _names(path / OPTIMIZER))
+    with _reader(path / OPTIMIZER, world) as read:
+        for name, p in named.items():
+            if f"{name}.step" in stored:
+                optimizer.state[p] = _moments(name, p, read, world)
+
+
+def _moments(name: str, p: nn.Parameter, read: Any, world: parallel.World) -> dict[str, Tensor]:
+    count = torch.zeros((), dtype=torch.float32, device=p.device)
+    count.copy_(torch.tensor(world.do(lambda: read(f"{name}.step", count).item())))
+    state = {"step": count}
+    for key in ("exp_avg", "exp_avg_sq"):
+        state[key] = torch.zeros_like(p, requires_grad=False)
+        parallel.fill_(state[key], read(f"{name}.{key}", p))
+    return state
+
+
+@contextmanager
+def _reader(path: Path, world: parallel.World) -> Generator[Any]:
+    """A function from a name and a like-shaped tensor to the stored tensor.
+
+    Processes other than the main one get an uninitialised one, to receive into.
+    """
+    if not world.main:
+        yield lambda name, like: torch.empty(like.shape)
+        return
+    with safe_open(path, framework="pt") as file:
+        yield lambda name, like: file.get_tensor(name)
+
+
+def _names(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+def _sealed(manifest: dict[str, Any]) -> str:
+    digest = hashlib.sha256(files.dumps(manifest).encode()).hexdigest()
+    return files.dumps({**manifest, "checksum": digest})
+
+
+def _inspect(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Why a checkpoint cannot be used, or None, and what it says of itself."""
+    try:
+        text = (path / STATE).read_bytes().decode()
+        manifest = json.loads(text)
+        stated = {key: value for key, value in manifest.items() if key != "checksum"}
+        if _sealed(stated) != text:
+            return f"{STATE} was altered", {}
+    except FileNotFoundError:
+        return f"{STATE} is missing", {}
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{STATE} cannot be read ({error})", {}
+    if manifest["format"] > FORMAT:
+        allowed = f"up to {FORMAT} (written by a newer depth-memory)"
+        raise invalid(f"{path / STATE}: format", manifest["format"], allowed)
+    return _damage(path, manifest["files"]), manifest
+
+
+def _damage(path: Path, inventory: dict[str, Any]) -> str | None:
+    for name, entry in inventory.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+        if sha256_of(file) != entry["sha256"]:
+            return f"{name} was altered (SHA-256 differs)"
+    return None
+
+
+@contextmanager
+def _explained(step: int, root: Path) -> Generator[None]:
+    """Failures of the disk as one line that names the last good checkpoint."""
+    try:
+        yield
+    except (OSError, SafetensorError, UserError) as error:
+        older = listed(root)
+        last = f"last good checkpoint: {older[0]}" if older else "there is no earlier one"
+        raise UserError(f"checkpoint of step {step} not written ({error}); {last}") from error

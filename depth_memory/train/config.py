@@ -1,0 +1,240 @@
+"""The configuration of a run: frozen values, checked before anything is written.
+
+A run is described by one `Run`. Its fields say what is trained (`model`, `data`), how (`optim`,
+`schedule`, sizes, precision, seed) and what is kept (`out`, evaluation, checkpoints, loggers). The
+meaning of a run does not depend on how it is spread: `rows` counts sequences per optimiser step
+over all processes and all micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from depth_memory import streams
+from depth_memory.errors import invalid
+from depth_memory.train import serial
+
+Logger = Literal["tensorboard", "wandb", "trackio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The network; its vocabulary comes with the data."""
+
+    family: Literal["llama", "qwen3"] = "qwen3"
+    """Whose attention, MLP and norms; `qwen3` also normalises queries and keys."""
+    width: int = 256
+    """Model dimension D."""
+    depth: int = 6
+    """Number of layers, two sublayers each."""
+    heads: int = 4
+    """Query heads."""
+    kv_heads: int = 4
+    """Key and value heads; divides `heads`."""
+    head_dim: int | None = None
+    """Size of a head; width / heads where not given."""
+    ffn: int = 768
+    """Hidden size of the gated MLP."""
+    tie_embeddings: bool = True
+    """Whether the head is the embedding."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    norm_eps: float = 1e-6
+    """Epsilon of the RMS norms."""
+    init_std: float = 0.02
+    """Standard deviation of the initial matrices."""
+    max_length: int = 2048
+    """Position limit in tokens."""
+    stream: Any = field(default_factory=lambda: streams.resolve({"name": "ldm"}))
+    """What carries information across depth: a stream's config, or a dict with its `name`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stream", streams.resolve(self.stream))
+
+    def validate(self) -> None:
+        """Raise the one-line error of the first field out of range."""
+        for name in ("width", "depth", "heads", "kv_heads", "ffn", "max_length"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        for name in ("rope_theta", "norm_eps", "init_std"):
+            positive(f"model.{name}", getattr(self, name))
+        if self.heads % self.kv_heads:
+            raise invalid("model.kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
+        if self.head_dim is None and self.width % self.heads:
+            raise invalid("model.heads", self.heads, f"a divisor of width = {self.width}")
+        if self.head_size < 2 or self.head_size % 2:
+            raise invalid("model.head_dim", self.head_size, "an even number of at least 2")
+        with torch.device("meta"):
+            streams.build(self.stream, self.width, 2 * self.depth).port(0)
+
+    @property
+    def head_size(self) -> int:
+        """Size of a head in channels."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """Where the tokens are."""
+
+    directory: Path | None = None
+    """A directory written by `depth-memory data`; the embedded corpus where not given."""
+    verify: bool = True
+    """Whether every shard's checksum is compared before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSpec:
+    """AdamW."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, per unit of learning rate."""
+    decay: Literal["matrices", "all"] = "matrices"
+    """What decays: matrices that are not embeddings, or everything. What a stream excludes from
+    decay never does."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient; 0 leaves it alone."""
+
+    def validate(self) -> None:
+        """Raise the one-line error of the first field out of range."""
+        positive("optim.lr", self.lr)
+        positive("optim.eps", self.eps)
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise invalid("optim.betas", self.betas, "two numbers in [0, 1)")
+        at_least("optim.weight_decay", self.weight_decay, 0)
+        at_least("optim.clip", self.clip, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """The learning rate over the steps, as a factor of its peak."""
+
+    kind: Literal["cosine", "wsd"] = "cosine"
+    """`cosine` falls from the end of the warmup to the last step; `wsd` (warmup, stable, decay)
+    holds the peak and falls linearly at the end."""
+    warmup: int = 100
+    """Steps of linear rise from 0."""
+    decay: float = 0.2
+    """Fraction of all steps in which `wsd` falls; `cosine` does not use it."""
+    floor: float = 0.1
+    """The factor of the last step."""
+
+    def validate(self, steps: int) -> None:
+        """Raise the one-line error of the first field out of range for a run of `steps`."""
+        if not 0 <= self.warmup <= steps:
+            raise invalid("schedule.warmup", self.warmup, f"0 to steps = {steps}")
+        for name in ("decay", "floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise invalid(f"schedule.{name}", getattr(self, name), "a number in [0, 1]")
+        if self.kind == "wsd" and self.warmup + round(self.decay * steps) > steps:
+            raise invalid("schedule.decay", self.decay, "warmup + decay * steps within steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run, whole: a value that can be saved, compared and repeated."""
+
+    model: ModelSpec = field(default_factory=ModelSpec)
+    data: DataSpec = field(default_factory=DataSpec)
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    steps: int = 1000
+    """Optimiser steps."""
+    rows: int = 32
+    """Sequences per optimiser step, over all processes and micro-batches."""
+    length: int = 256
+    """Tokens predicted per sequence."""
+    accumulate: int = 1
+    """Micro-batches per step and process; changes memory and rounding, nothing else."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in. The optimiser's weights and moments are float32 in both."""
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass."""
+    compile: bool = False
+    """Whether each layer's parts are compiled; pays on a GPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
+    seed: int = 0
+    """Start of every random number; data order and dropout are functions of it and the step."""
+    out: Path = Path("runs/default")
+    """Directory of this run and of no other."""
+    eval_every: int = 200
+    """Steps between evaluations; 0 evaluates at the end only."""
+    eval_windows: int | None = None
+    """How many validation windows of `length` are read; all where not given."""
+    save_every: int = 200
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: int = 2
+    """How many of the newest checkpoints stay."""
+    log_every: int = 1
+    """Steps between records in `metrics.jsonl`."""
+    loggers: tuple[Logger, ...] = ()
+    """Where metrics go beside `metrics.jsonl`."""
+
+    def validate(self) -> None:
+        """Check every field.
+
+        Raises:
+            UserError: One line with the first field out of range, its value and what is allowed.
+        """
+        serial.decode(Run, serial.encode(self))
+        self.model.validate()
+        self.optim.validate()
+        for name in ("steps", "rows", "length", "accumulate", "keep", "log_every"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("seed", "eval_every", "save_every"):
+            at_least(name, getattr(self, name), 0)
+        if self.eval_windows is not None:
+            at_least("eval_windows", self.eval_windows, 1)
+        self.schedule.validate(self.steps)
+        if self.length > self.model.max_length:
+            limit = f"1 to the position limit model.max_length = {self.model.max_length}"
+            raise invalid("length", self.length, limit)
+        if self.rows % self.accumulate:
+            raise invalid("accumulate", self.accumulate, f"a divisor of rows = {self.rows}")
+
+    def rows_per_process(self, size: int) -> int:
+        """Sequences per step of one of `size` processes.
+
+        Raises:
+            UserError: `rows` cannot be spread evenly over processes and micro-batches.
+        """
+        if self.rows % (size * self.accumulate):
+            parts = f"{size} processes x accumulate = {self.accumulate}"
+            raise invalid("rows", self.rows, f"a multiple of {parts}")
+        return self.rows // size
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values; `from_dict` gives back an equal `Run`."""
+        return serial.encode(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Run:
+        """The run that `as_dict` described.
+
+        Raises:
+            UserError: A field is unknown or has a value of the wrong kind.
+        """
+        return serial.decode(cls, values)
+
+
+def at_least(name: str, got: float, least: float) -> None:
+    """Raise the error for `name` unless `got >= least`."""
+    if not got >= least:
+        raise invalid(name, got, f"at least {least}")
+
+
+def positive(name: str, got: float) -> None:
+    """Raise the error for `name` unless `got > 0`."""
+    if not got > 0:
+        raise invalid(name, got, "a number above 0")

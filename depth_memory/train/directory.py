@@ -1,0 +1,197 @@
+"""The directory of a run: who may write there, and from which step to go on.
+
+    out/run.json            configuration, data, and one entry for each time the run was started
+    out/metrics.jsonl       one record for each logged step
+    out/checkpoints/        see `checkpoint`
+    out/model/              at the end: for `from_pretrained`, with `tokenizer.json`
+
+A directory belongs to one configuration. It is never used for another, and never by two processes
+at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from depth_memory.errors import UserError, choose, invalid
+from depth_memory.train import checkpoint, files, schedule, serial
+from depth_memory.train.config import Run
+
+FORMAT = 1
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+LOCK = ".lock"
+MODES = ("auto", "never", "always")
+
+Resume = Literal["auto", "never", "always"]
+
+MAY_CHANGE = (
+    "out",
+    "data.directory",
+    "data.verify",
+    "device",
+    "compile",
+    "checkpointing",
+    "accumulate",
+    "eval_every",
+    "eval_windows",
+    "save_every",
+    "keep",
+    "log_every",
+    "loggers",
+)
+"""Fields that a resume may change: where things are, what is reported, and how the same step is
+computed. `steps` and `schedule` may change as far as they change no learning rate already used."""
+
+
+@contextmanager
+def lock(out: Path) -> Generator[None]:
+    """Hold the directory of a run, made if it is not there; a kill releases it.
+
+    Raises:
+        UserError: Another process holds it, or it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("a")
+    except OSError as error:
+        raise invalid("out", str(out), f"a directory that can be written ({error})") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise invalid("out", str(out), "a directory that no other process uses") from error
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """From where a run goes on."""
+
+    step: int = 0
+    checkpoint: str | None = None
+    """The checkpoint's directory; None for a run that begins."""
+    skipped: Sequence[str] = ()
+    """Newer checkpoints that are damaged, and why."""
+
+
+def find_start(run: Run, identity: dict[str, Any], resume: Resume) -> Start:
+    """Decide where to go on from. Writes nothing.
+
+    Args:
+        run: The run.
+        identity: Of its data, as `run.json` holds it.
+        resume: `auto` goes on if there is something to go on from; `never` wants an unused
+            directory; `always` wants a checkpoint.
+
+    Raises:
+        UserError: The directory holds something else, or checkpoints none of which is usable.
+    """
+    choose("resume", resume, MODES)
+    used = [path for path in run.out.iterdir() if path.name != LOCK and ".partial" not in path.name]
+    if used and not (run.out / RUN).exists():
+        raise invalid("out", str(run.out), f"a new directory, or one with a {RUN} of this run")
+    if used and resume == "never":
+        raise invalid("out", str(run.out), "a new directory (resume is never)")
+    found = checkpoint.newest(run.out / "checkpoints")
+    if found is None and resume == "always":
+        raise invalid("out", str(run.out), "a directory with a checkpoint (resume is always)")
+    step = found.manifest["step"] if found else 0
+    if used:
+        check_same(run, identity, read_description(run.out), run.out / RUN, step)
+    if found is None:
+        return Start()
+    check_same(run, identity, found.manifest, found.path, step)
+    return Start(step=step, checkpoint=str(found.path), skipped=found.skipped)
+
+
+def check_same(
+    run: Run, identity: dict[str, Any], saved: dict[str, Any], where: Path, step: int
+) -> None:
+    """Refuse to continue what another configuration or other data began.
+
+    Args:
+        run: What is asked for.
+        identity: Of its data.
+        saved: `config` and `data` of what is there.
+        where: Its place, for the error.
+        step: Updates already done.
+
+    Raises:
+        UserError: Names the first field that differs, and both values.
+    """
+    theirs = Run.from_dict(saved["config"])
+    dropped = [*MAY_CHANGE, *(("steps", "schedule") if _same_past(run, theirs, step) else ())]
+    ours = {**_without(run, dropped), "data": identity}
+    others = {**_without(theirs, dropped), "data": saved["data"]}
+    name = serial.first_difference(ours, others)
+    if name is not None:
+        allowed = f"{serial.lookup(others, name)!r}, as in {where}"
+        raise invalid(name, serial.lookup(ours, name), allowed)
+
+
+def claim(run: Run, identity: dict[str, Any], session: dict[str, Any], start: Start) -> None:
+    """Make the directory this run's, from `start` on.
+
+    Writes `run.json` with the configuration as it is now and one more session, removes what a kill
+    left half done, and renames the damaged checkpoints that `start` passed over.
+    """
+    path, root = run.out / RUN, run.out / "checkpoints"
+    sessions = read_description(run.out)["sessions"] if path.exists() else []
+    head = {"format": FORMAT, "config": run.as_dict(), "data": identity}
+    files.write_text(path, files.dumps({**head, "sessions": [*sessions, session]}))
+    root.mkdir(exist_ok=True)
+    for folder in (run.out, root):
+        files.sweep(folder)
+    if start.checkpoint is not None:
+        checkpoint.set_aside(root, Path(start.checkpoint))
+
+
+def read_description(out: Path) -> dict[str, Any]:
+    """The content of a run's `run.json`.
+
+    Raises:
+        UserError: It is not there, is damaged, or was written by a newer version.
+    """
+    path = out / RUN
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not the description of a run ({error})") from error
+    if version > FORMAT:
+        allowed = f"up to {FORMAT} (written by a newer depth-memory)"
+        raise invalid(f"{path}: format", version, allowed)
+    return content
+
+
+def load_run(out: Path) -> Run:
+    """The configuration with which the run in `out` was last started.
+
+    Raises:
+        UserError: As `read_description`; or it has a field that this version does not know.
+    """
+    return Run.from_dict(read_description(out)["config"])
+
+
+def _without(run: Run, names: Iterable[str]) -> dict[str, Any]:
+    fields = run.as_dict()
+    for name in names:
+        group, _, field = name.rpartition(".")
+        (fields[group] if group else fields).pop(field)
+    return fields
+
+
+def _same_past(run: Run, saved: Run, step: int) -> bool:
+    """Whether the learning rates of the first `step` updates are the same."""
+
+    def factors(of: Run) -> list[float]:
+        return [schedule.factor(of.schedule, i, of.steps) for i in range(step)]
+
+    return min(run.steps, saved.steps) >= step and factors(run) == factors(saved)

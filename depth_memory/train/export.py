@@ -1,0 +1,75 @@
+"""The trained model as a directory for `from_pretrained`, with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from depth_memory.data import Tokenizer
+from depth_memory.errors import UserError
+from depth_memory.train import checkpoint, files, precision
+from depth_memory.train.build import build_model
+from depth_memory.train.config import Run
+
+
+def texts(run: Run, vocab_size: int, tokenizer: Tokenizer) -> dict[str, str]:
+    """The small files beside the weights of a checkpoint, name to content."""
+    with torch.device("meta"):
+        model = build_model(run.model, vocab_size, tokenizer.end_id)
+    return {"config.json": model.config.to_json_string(), **tokenizer_files(run, tokenizer)}
+
+
+def tokenizer_files(run: Run, tokenizer: Tokenizer) -> dict[str, str]:
+    """`tokenizer.json`, and what lets transformers' `AutoTokenizer` read it."""
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.end,
+        "model_max_length": run.model.max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {"tokenizer.json": tokenizer.json, "tokenizer_config.json": files.dumps(config)}
+
+
+def export(run: Run, source: Path, target: Path, vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Write `target` from the checkpoint `source`.
+
+    The weights are what the network computed with: rounded where the run's precision rounds.
+
+    Raises:
+        UserError: The disk refused it; an older `target` is still there.
+    """
+    dtype = precision.DTYPES[run.precision]
+    weights = {
+        name: weight if precision.stays_float32(name) else weight.to(dtype)
+        for name, weight in load_file(source / checkpoint.MODEL).items()
+    }
+    with torch.device("meta"):
+        model = build_model(run.model, vocab_size, tokenizer.end_id)
+    missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    tied = {"lm_head.weight"} if run.model.tie_embeddings else set()
+    if unexpected or set(missing) - tied:
+        raise UserError(f"{source}: not the weights of this model: {missing} {unexpected}")
+    with files.replaced_directory(target) as folder:
+        with _no_bars():
+            model.save_pretrained(folder)
+        for name, text in tokenizer_files(run, tokenizer).items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _no_bars() -> Generator[None]:
+    """Keep transformers from drawing over our progress line."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

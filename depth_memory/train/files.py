@@ -1,0 +1,99 @@
+"""Files of a run that are either there in full or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from depth_memory.data.files import staged_directory
+from depth_memory.errors import UserError
+
+GOING = ".removed-"
+REFUSALS = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+)
+
+
+@contextmanager
+def refusals_explained(place: Path) -> Generator[None]:
+    """Turn the disk's refusal to read or write into one line.
+
+    Raises:
+        UserError: The disk is full, cannot be read or may not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        raise UserError(f"out: cannot use {error.filename or place}: {error.strerror}") from error
+
+
+def dumps(value: Any) -> str:
+    """JSON text that is a function of the value alone."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the entries of a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace a file so that a reader finds the old text or the new, never a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+@contextmanager
+def replaced_directory(path: Path) -> Generator[Path]:
+    """A directory to write files into; it takes the place of `path` once all of it is durable.
+
+    Raises:
+        UserError: The system refused to write; whatever was at `path` is still there.
+    """
+    with staged_directory(path) as folder:
+        yield folder
+        mode = folder.stat().st_mode
+        for file in folder.iterdir():
+            # safetensors makes its files private; what may list the directory may read them
+            file.chmod(mode & 0o666)
+            sync(file)
+        remove_directory(path)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory, if there is one, so that no part of it is ever seen under its name."""
+    if path.exists():
+        going = path.with_name(GOING + path.name)
+        shutil.rmtree(going, ignore_errors=True)
+        os.replace(path, going)
+        shutil.rmtree(going)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what an interrupted write or removal left in `directory`."""
+    for path in [*directory.glob(".*.partial"), *directory.glob(GOING + "*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,287 @@
+"""The training loop: one function, the same for one process and for many.
+
+A step is a pure function of the weights, the optimiser's state, the configuration and the step's
+number: data order and randomness are computed from it. A resumed run therefore repeats the
+interrupted one to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from depth_memory.errors import UserError
+from depth_memory.train import (
+    checkpoint,
+    diagnose,
+    directory,
+    files,
+    loggers,
+    optim,
+    provenance,
+    schedule,
+)
+from depth_memory.train.build import prepare
+from depth_memory.train.config import Run
+from depth_memory.train.corpus import Corpus, open_corpus
+from depth_memory.train.evaluate import Evaluation, evaluate
+from depth_memory.train.export import export, texts
+from depth_memory.train.loss import add_gradient, shift
+from depth_memory.train.metrics import Record
+from depth_memory.train.parallel import World, connect, full
+from depth_memory.train.precision import Weights
+from depth_memory.train.report import Report
+
+if TYPE_CHECKING:
+    from depth_memory.models import DepthForCausalLM
+
+
+class NonFiniteError(UserError):
+    """The loss or the gradient is not finite: the run stops before the weights change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a finished run leaves."""
+
+    out: Path
+    model: Path
+    """Directory for `from_pretrained`."""
+    step: int
+    evaluation: Evaluation
+    """Of the final weights, on the validation split."""
+    skipped: tuple[str, ...]
+    """Damaged checkpoints that the resume passed over, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What the steps of a run share."""
+
+    run: Run
+    world: World
+    corpus: Corpus
+    model: DepthForCausalLM
+    weights: Weights
+    optimizer: torch.optim.Optimizer
+    texts: dict[str, str]
+
+
+def train(run: Run, *, resume: directory.Resume = "auto", show: bool = True) -> Result:
+    """Train, or go on training, until `run.steps`; then evaluate and write `out/model`.
+
+    Under `torchrun` every process calls it with the same run.
+
+    Args:
+        run: What to do.
+        resume: `auto` goes on from the newest usable checkpoint in `run.out`, `never` wants an
+            unused directory, `always` wants a checkpoint.
+        show: Whether progress is shown, on standard error.
+
+    Returns:
+        Where the model is, and how good.
+
+    Raises:
+        UserError: A field, the data, the directory, a checkpoint or the disk; nothing that was
+            there is lost.
+        NonFiniteError: Loss or gradient stopped being finite; names step, place and the last good
+            checkpoint.
+    """
+    run.validate()
+    with ExitStack() as stack:
+        stack.enter_context(files.refusals_explained(run.out))
+        world = stack.enter_context(connect(run.device))
+        stack.enter_context(_own_randomness(world.device))
+        run.rows_per_process(world.size)
+        world.do(lambda: loggers.check(run.loggers))
+        corpus = open_corpus(run, world)
+        world.do(lambda: stack.enter_context(directory.lock(run.out)))
+        start = directory.Start(
+            **world.do(lambda: asdict(directory.find_start(run, corpus.identity, resume)))
+        )
+        session = _prepare(run, world, corpus)
+        _begin(session, start)
+        report = stack.enter_context(Report(run, start.step, world, show=show))
+        for text in start.skipped:
+            report.note(f"skipped damaged checkpoint {text}")
+        evaluation = _steps(session, start.step, report)
+        world.do(lambda: _export(session))
+    return Result(
+        out=run.out,
+        model=run.out / "model",
+        step=run.steps,
+        evaluation=evaluation,
+        skipped=tuple(start.skipped),
+    )
+
+
+def _prepare(run: Run, world: World, corpus: Corpus) -> Session:
+    vocab_size, tokenizer = corpus.train.vocab_size, corpus.train.tokenizer
+    model, weights = prepare(run, vocab_size, tokenizer.end_id, world)
+    return Session(
+        run=run,
+        world=world,
+        corpus=corpus,
+        model=model,
+        weights=weights,
+        optimizer=optim.adamw(weights.named, run.optim),
+        texts=texts(run, vocab_size, tokenizer),
+    )
+
+
+def _begin(session: Session, start: directory.Start) -> None:
+    """Load the checkpoint to start from, if any, and note the session in `run.json`."""
+    run, world = session.run, session.world
+    if start.checkpoint is not None:
+        checkpoint.restore(Path(start.checkpoint), session.weights.named, session.optimizer, world)
+        session.weights.publish()
+    parameters = sum(p.numel() for p in session.weights.named.values())
+    facts = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "from_step": start.step,
+        "processes": world.size,
+        "device": provenance.device_name(world.device),
+        "parameters": parameters,
+        "skipped": list(start.skipped),
+        "commit": provenance.commit(),
+        "versions": provenance.versions(),
+    }
+    world.do(lambda: directory.claim(run, session.corpus.identity, facts, start))
+
+
+def _steps(session: Session, first: int, report: Report) -> Evaluation:
+    """Every step from `first` on, with its evaluation, record and checkpoint when they are due."""
+    run = session.run
+    evaluation = None
+    for step in range(first, run.steps):
+        record = _update(session, step)
+        done = step + 1
+        evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
+        if evaluation is not None:
+            record |= {
+                "validation_loss": evaluation.loss,
+                "bits_per_byte": evaluation.bits_per_byte,
+            }
+        report.show(record)
+        if evaluation is not None or _due(done, run.log_every, run.steps):
+            report.write(record)
+        if _due(done, run.save_every, run.steps):
+            report.sync()
+            _save(session, done)
+    return _evaluate(session) if evaluation is None else evaluation
+
+
+def _update(session: Session, step: int) -> Record:
+    """One optimiser step.
+
+    Returns:
+        The record of the step: its number from 1, loss in nats, norm of the gradient before
+        clipping, learning rate, tokens predicted, and speed.
+    """
+    run, world, began = session.run, session.world, time.perf_counter()
+    torch.manual_seed(_seed(run.seed, step, world.rank))
+    inputs, targets = _rows(session, step)
+    weights = list(session.weights.named.values())
+    loss, valid = add_gradient(session.model, inputs, targets, pieces=run.accumulate, world=world)
+    norm = optim.gradient_norm(weights)
+    record = {"step": step + 1, "loss": loss.item(), "gradient_norm": full(norm).item()}
+    _stop_unless_finite(session, record, inputs, targets)
+    optim.clip_(weights, run.optim.clip, norm)
+    lr = run.optim.lr * schedule.factor(run.schedule, step, run.steps)
+    optim.set_learning_rate(session.optimizer, lr)
+    session.optimizer.step()
+    session.optimizer.zero_grad()
+    session.weights.publish()
+    tokens = int(valid.item())
+    speed = tokens / (time.perf_counter() - began)
+    return {**record, "lr": lr, "tokens": tokens, "tokens_per_second": round(speed, 1)}
+
+
+def _rows(session: Session, step: int) -> tuple[Tensor, Tensor]:
+    """This process's inputs and targets of a step, int64 [rows, length]."""
+    run, world = session.run, session.world
+    batch = session.corpus.train.batch(
+        step, rows=run.rows, length=run.length, seed=run.seed, rank=world.rank, world=world.size
+    )
+    return shift(torch.from_numpy(batch).to(world.device))
+
+
+def _stop_unless_finite(session: Session, record: Record, inputs: Tensor, targets: Tensor) -> None:
+    named, world = session.weights.named, session.world
+    if not math.isfinite(record["loss"]):
+        what = f"loss is {record['loss']}"
+        where = diagnose.blame_loss(session.model, named, inputs, targets, world)
+    elif not math.isfinite(record["gradient_norm"]):
+        what = f"norm of the gradient is {record['gradient_norm']}"
+        where = diagnose.blame_gradient(session.model, named, inputs, targets, world)
+    else:
+        return
+    saved = checkpoint.listed(session.run.out / "checkpoints")
+    last = f"last good checkpoint: {saved[0]}" if saved else "no checkpoint was saved yet"
+    raise NonFiniteError(f"step {record['step']}: {what}; first non-finite: {where}; {last}")
+
+
+def _evaluate(session: Session) -> Evaluation:
+    run, world = session.run, session.world
+    return evaluate(
+        session.model,
+        session.corpus.validation,
+        length=run.length,
+        rows=run.rows_per_process(world.size) // run.accumulate,
+        windows=run.eval_windows,
+        world=world,
+    )
+
+
+def _save(session: Session, step: int) -> None:
+    run = session.run
+    weights, moments = checkpoint.collect(session.weights.named, session.optimizer)
+    facts: dict[str, Any] = {
+        "config": run.as_dict(),
+        "data": session.corpus.identity,
+        "versions": provenance.versions(),
+    }
+
+    def write() -> None:
+        checkpoint.save(
+            run.out / "checkpoints",
+            step,
+            weights=weights,
+            moments=moments,
+            texts=session.texts,
+            facts=facts,
+            keep=run.keep,
+        )
+
+    session.world.do(write)
+
+
+def _export(session: Session) -> None:
+    run, split = session.run, session.corpus.train
+    source = checkpoint.listed(run.out / "checkpoints")[0]
+    export(run, source, run.out / "model", split.vocab_size, split.tokenizer)
+
+
+def _due(done: int, every: int, steps: int) -> bool:
+    return done == steps or (every > 0 and done % every == 0)
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
+
+
+@contextmanager
+def _own_randomness(device: torch.device) -> Generator[None]:
+    """Leave torch's global generators as they were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield

@@ -1,0 +1,180 @@
+"""One process or many: who we are, what we say to one another, and how the weights are spread.
+
+Under `torchrun` the model is sharded layer by layer with `fully_shard`; a single process uses no
+communication at all. Everything above this module is the same for both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from depth_memory import streams
+from depth_memory.errors import UserError, invalid
+
+if TYPE_CHECKING:
+    from depth_memory.models import DepthForCausalLM
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the one process that writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of `value` over all processes."""
+        if self.size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
+
+    def gather(self, value: int) -> list[int]:
+        """Every process's `value`."""
+        all_values = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        all_values[self.rank] = value
+        return self.sum(all_values).tolist()
+
+    def do(self, action: Callable[[], T]) -> T:
+        """What `action`, run by the main process alone, returns (JSON values), on every process.
+
+        Raises:
+            UserError: The main process raised one; all processes then do.
+        """
+        if self.size == 1:
+            return action()
+        outcome = None
+        if self.main:
+            try:
+                outcome = {"value": action()}
+            except UserError as error:
+                outcome = {"error": str(error)}
+        outcome = _broadcast(outcome)
+        if "error" in outcome:
+            raise UserError(outcome["error"])
+        return outcome["value"]
+
+
+@contextmanager
+def connect(device: str = "auto") -> Generator[World]:
+    """Join the processes that `torchrun` started, or be alone.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = choose_device(device)
+    if size == 1:
+        yield World(rank=0, size=1, device=chosen)
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    ours = not dist.is_initialized()
+    if ours:
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    try:
+        with warnings.catch_warnings():
+            # a stream's state may hold views; streams never write into a state in place
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+            yield World(rank=dist.get_rank(), size=dist.get_world_size(), device=chosen)
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of this process.
+
+    Raises:
+        UserError: `cuda` was asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise invalid("device", device, "auto or cpu (torch finds no GPU)")
+    if device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
+    """Spread a float32 causal language model over all processes, in place.
+
+    Each layer is gathered when it runs. The modules named in `streams.FLOAT32_MODULES` are gathered
+    on their own, in float32 whatever `compute` is, and no activation is cast on the way into a
+    layer: the state of a stream holds float32 beside `compute`.
+
+    Args:
+        model: The same on every process; `model.model.layers` are its layers.
+        world: The processes.
+        compute: dtype in which layers see their parameters. Gradients are summed in float32.
+    """
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    exact, rounded = (
+        MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        for dtype in (torch.float32, compute)
+    )
+    for module in exact_modules(model):
+        fully_shard(module, mesh=mesh, mp_policy=exact)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=rounded)
+    fully_shard(model, mesh=mesh, mp_policy=rounded)
+
+
+def exact_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules whose parameters are never rounded."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in streams.FLOAT32_MODULES and len(list(module.parameters()))
+    ]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a plain or sharded tensor; every process must ask."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def fill_(target: Tensor, source: Tensor) -> None:
+    """Copy the main process's whole `source` into a plain or sharded `target`."""
+    if isinstance(target, DTensor):
+        source = source.to(target.device, target.dtype)
+        source = distribute_tensor(source, target.device_mesh, target.placements)
+    target.copy_(source)
+
+
+def _broadcast(value: Any) -> Any:
+    """The main process's JSON value, on every process."""
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    length = torch.tensor(len(text))
+    dist.broadcast(length, 0)
+    if dist.get_rank():
+        text = torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(text, 0)
+    return json.loads(bytes(text.tolist()))
