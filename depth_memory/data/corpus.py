@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from depth_memory.data.files import sha256_of
 from depth_memory.data.pipeline import prepare, verify
 from depth_memory.data.sources import find_files, read_documents
 from depth_memory.data.tokenizer import Tokenizer, train_tokenizer
 from depth_memory.errors import UserError
+from depth_memory.files import sha256_of
 
 CORPUS = Path(__file__).parent / "prose" / "english.txt.xz"
 VOCAB_SIZE = 4096

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from depth_memory.data.files import reason, write_durably
 from depth_memory.errors import UserError, choose, invalid
+from depth_memory.files import reason, write_durably
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from depth_memory.data.encoding import Encoded, encode, encoded_in_order, is_empty
-from depth_memory.data.files import reason, sha256_of, staged_directory
 from depth_memory.data.manifest import (
     FORMAT,
     SEPARATORS,
@@ -30,6 +29,7 @@ from depth_memory.data.splits import (
 from depth_memory.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from depth_memory.data.tokens import open_split
 from depth_memory.errors import UserError, choose, invalid
+from depth_memory.files import reason, sha256_of, staged_directory
 
 Progress = Callable[[int, int], None]
 """Called with the documents and the UTF-8 bytes done so far."""

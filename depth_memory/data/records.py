@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from depth_memory.data.files import reason
 from depth_memory.errors import UserError
+from depth_memory.files import reason
 
 
 def jsonl_texts(

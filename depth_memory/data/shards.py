@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from depth_memory.data.files import reason, write_durably
 from depth_memory.data.manifest import Shard, Split
 from depth_memory.errors import UserError, invalid
+from depth_memory.files import reason, write_durably
 
 
 class SplitWriter:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from depth_memory.data.files import reason
 from depth_memory.data.records import jsonl_texts, parquet_texts
 from depth_memory.errors import UserError
+from depth_memory.files import reason
 
 DOCUMENT_LINE = "<|endoftext|>"
 """A line of a plain-text file that ends one document and starts the next."""

@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from depth_memory.data.files import reason, write_durably
 from depth_memory.errors import UserError, invalid
+from depth_memory.files import reason, write_durably
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from depth_memory.data.files import sha256_of
 from depth_memory.data.manifest import Manifest, Split, read_manifest
 from depth_memory.data.order import batch_windows, consecutive_spans, rank_rows, window_count
 from depth_memory.data.shards import open_shard
 from depth_memory.data.tokenizer import Tokenizer, load_tokenizer
 from depth_memory.errors import UserError, choose, invalid
+from depth_memory.files import sha256_of
 
 
 def bits_per_byte(nats_per_token: float, *, tokens: int, text_bytes: int) -> float:

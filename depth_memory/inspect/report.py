@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from depth_memory import streams
+from depth_memory.files import replaced_file
 from depth_memory.inspect import figure, measures, retrieval
 from depth_memory.inspect import probe as probing
 
@@ -49,11 +48,7 @@ def report(model: nn.Module, input_ids: Tensor, out: Path, title: str) -> list[P
         "retrieval.png": lambda path: figure.draw_map(found, path, title),
         "statistics.png": lambda path: figure.draw_statistics(rows, path, title),
     }
-    return [_write(out / name, writer) for name, writer in writers.items()]
-
-
-def _write(path: Path, writer: Callable[[Path], object]) -> Path:
-    beside = path.with_name(f".{path.name}.partial{path.suffix}")
-    writer(beside)
-    os.replace(beside, path)
-    return path
+    for name, write in writers.items():
+        with replaced_file(out / name) as partial:
+            write(partial)
+    return [out / name for name in writers]

@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from depth_memory.data.files import sha256_of
 from depth_memory.errors import UserError, invalid
+from depth_memory.files import sha256_of
 from depth_memory.train import files, parallel
 
 FORMAT = 1

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from depth_memory.data.files import staged_directory
 from depth_memory.errors import UserError
+from depth_memory.files import replaced_file, staged_directory, sync
 
 GOING = ".removed-"
 REFUSALS = (
@@ -46,22 +46,10 @@ def dumps(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def sync(path: Path) -> None:
-    """Make a file, or the entries of a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_text(path: Path, text: str) -> None:
     """Write or replace a file so that a reader finds the old text or the new, never a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    os.replace(partial, path)
-    sync(path.parent)
+    with replaced_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
@@ -92,7 +80,7 @@ def remove_directory(path: Path) -> None:
 
 def sweep(directory: Path) -> None:
     """Remove what an interrupted write or removal left in `directory`."""
-    for path in [*directory.glob(".*.partial"), *directory.glob(GOING + "*")]:
+    for path in [*directory.glob(".*.partial*"), *directory.glob(GOING + "*")]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -41,8 +41,27 @@ def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
+def sync(path: Path) -> None:
+    """Make a file, or the entries of a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
-def staged_directory(target: Path) -> Generator[Path, None, None]:
+def replaced_file(path: Path) -> Generator[Path]:
+    """A file beside `path` to write; it takes the place of `path` once it is whole and durable."""
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    yield partial
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+@contextmanager
+def staged_directory(target: Path) -> Generator[Path]:
     """A hidden sibling of `target` to write into; it becomes `target` if the block succeeds.
 
     On any failure the sibling is removed and the target stays as it was. A killed process leaves
@@ -59,7 +78,7 @@ def staged_directory(target: Path) -> Generator[Path, None, None]:
         _sync_folders(folder)
         # refuses to replace a target that has content
         folder.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise UserError(f"out: cannot write {target}: {reason(error)}") from error
     finally:
@@ -68,12 +87,4 @@ def staged_directory(target: Path) -> Generator[Path, None, None]:
 
 def _sync_folders(folder: Path) -> None:
     for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _sync(path)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
