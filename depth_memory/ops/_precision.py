@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 
-def compute_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
-    """The dtype to compute in: the widest of `tensors`, and at least float32."""
+def compute_dtype(values: Iterable[Tensor | float]) -> torch.dtype:
+    """The dtype to compute in: the widest of the tensors among `values`, and at least float32."""
     dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    for value in values:
+        if isinstance(value, Tensor):
+            dtype = torch.promote_types(dtype, value.dtype)
     return dtype
 
 

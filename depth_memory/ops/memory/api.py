@@ -37,9 +37,9 @@ def rls_write(
         M' = M + b (v - M k) u'        P' = (P - b u u') / forgetting
 
     Leading axes broadcast and may be absent. Computes in float32, or float64 where an argument is;
-    `M` and `P` keep their own dtypes. In float32 the fit holds its accuracy while the product of
-    all `forgetting` stays above about 1e-3: in directions that no key excites P grows to its
-    inverse. The method is recursive least squares (any text on adaptive filtering).
+    `M` and `P` keep their own dtypes. In float32 the fit holds its accuracy while `alpha` over the
+    product of all `forgetting` stays below about 1e3: in directions that no key excites P grows to
+    that. The method is recursive least squares (any text on adaptive filtering).
 
     Args:
         M: The memory; zeros before the first write.
@@ -60,7 +60,7 @@ def rls_write(
     _check_write(M, P, key, value)
     _check.check_forgetting(forgetting)
     _check.check_importance(importance)
-    dtype = compute_dtype((M, P, key, value))
+    dtype = compute_dtype((M, P, key, value, forgetting, importance))
     f, w = as_scalar(forgetting, M, dtype), as_scalar(importance, M, dtype)
     transition, next_P = reference.rls_transition(P.to(dtype), key.to(dtype), f, w)
     next_M = reference.apply(M.to(dtype), transition, value.to(dtype))
@@ -159,7 +159,7 @@ def ridge_solve(
     _check_sequence(keys, forgetting, importance)
     _check.check_dim("values", values, -2, keys.shape[-2], "keys")
     _check.check_alpha(alpha)
-    dtype = compute_dtype((keys, values, forgetting, importance))
+    dtype = compute_dtype((keys, values, forgetting, importance, alpha))
     with without_autocast(keys):
         args = (x.to(dtype) for x in (keys, values, forgetting, importance))
         return reference.ridge(*args, as_scalar(alpha, keys, dtype))
@@ -196,7 +196,7 @@ def depth_weights(
     _check_sequence(keys, forgetting, importance)
     _check.check_dim("query", query, -1, keys.shape[-1], "keys")
     _check.check_alpha(alpha)
-    dtype = compute_dtype((keys, forgetting, importance, query))
+    dtype = compute_dtype((keys, forgetting, importance, alpha, query))
     keys, forgetting, importance, query = (
         x.to(dtype) for x in (keys, forgetting, importance, query)
     )
@@ -225,9 +225,11 @@ def window_read(
         What `read` would return after the writes, in the compute dtype (float32 or float64).
 
     Raises:
-        ValueError: `transitions` and `values` differ in number.
+        ValueError: `transitions` and `values` differ in number, or key dimensions disagree.
     """
-    _check_window(transitions, values)
+    _check_window(M, transitions, values)
+    if transitions:
+        _check.check_dim("query", query, -1, transitions[0].gain.shape[-1], "the keys written")
     weights, rest = reference.sweep(transitions, query[..., None, :])
     parts = [] if M is None else [weighted_sum(rest, M.mT)]
     if values:
@@ -246,7 +248,7 @@ def window_fold(
 
     Arguments, dtype and errors are those of `window_read`; the window must not be empty.
     """
-    _check_window(transitions, values)
+    _check_window(M, transitions, values)
     if not values:
         raise invalid("window", 0, "at least one write")
     gain = transitions[0].gain
@@ -269,7 +271,7 @@ def _first_order_write(
 ) -> Tensor:
     _check_write(M, P, key, value)
     _check.check_forgetting(forgetting)
-    dtype = compute_dtype((M, key, value))
+    dtype = compute_dtype((M, key, value, forgetting, importance))
     f, w = as_scalar(forgetting, M, dtype), as_scalar(importance, M, dtype)
     step = {"delta": reference.delta_transition, "outer": reference.outer_transition}[rule]
     return reference.apply(M.to(dtype), step(key.to(dtype), f, w), value.to(dtype)).to(M.dtype)
@@ -289,6 +291,10 @@ def _check_sequence(keys: Tensor, forgetting: Tensor, importance: Tensor) -> Non
     _check.check_dim("importance", importance, -1, keys.shape[-2], "keys")
 
 
-def _check_window(transitions: Sequence[Transition], values: Sequence[Tensor]) -> None:
+def _check_window(
+    M: Tensor | None, transitions: Sequence[Transition], values: Sequence[Tensor]
+) -> None:
     if len(transitions) != len(values):
         raise invalid("values", len(values), f"{len(transitions)}, one per transition")
+    if M is not None and transitions:
+        _check.check_dim("M", M, -1, transitions[0].gain.shape[-1], "the keys written")

@@ -39,14 +39,20 @@ def rls_transition(
 
 def delta_transition(key: Tensor, forgetting: Tensor, importance: Tensor) -> Transition:
     """One gradient step of size `importance` on the squared error of the newest observation."""
+    importance, keep = torch.broadcast_tensors(importance, _per_key(forgetting, key))
     gain = importance[..., None] * key
-    return Transition(gain, key.expand_as(gain), forgetting.expand_as(gain[..., 0]))
+    return Transition(gain, key.expand_as(gain), keep)
 
 
 def outer_transition(key: Tensor, forgetting: Tensor, importance: Tensor) -> Transition:
     """The sum of outer products: the Gram matrix taken for the identity."""
+    importance, keep = torch.broadcast_tensors(importance, _per_key(forgetting, key))
     gain = importance[..., None] * key
-    return Transition(gain, torch.zeros_like(gain), forgetting.expand_as(gain[..., 0]))
+    return Transition(gain, torch.zeros_like(gain), keep)
+
+
+def _per_key(scalar: Tensor, key: Tensor) -> Tensor:
+    return scalar.expand(torch.broadcast_shapes(scalar.shape, key.shape[:-1]))
 
 
 def apply(M: Tensor, transition: Transition, value: Tensor) -> Tensor:
@@ -93,8 +99,8 @@ def ridge(
     keys: Tensor, values: Tensor, forgetting: Tensor, importance: Tensor, alpha: Tensor
 ) -> Tensor:
     """The minimiser by its normal equations, with no recursion."""
-    n, width = keys.shape[-2:]
-    ones = torch.ones_like(forgetting[..., :1])
+    width = keys.shape[-1]
+    ones = forgetting.new_ones((*forgetting.shape[:-1], 1))
     # remaining[..., i] = prod_{j >= i} forgetting_j, and 1 after the last
     remaining = torch.cat([forgetting, ones], -1).flip(-1).cumprod(-1).flip(-1)
     weight = remaining[..., 1:] * importance
@@ -103,6 +109,7 @@ def ridge(
     gram = weighted.mT @ keys + prior[..., None, None] * torch.eye(
         width, dtype=keys.dtype, device=keys.device
     )
-    if n == 0:
-        return (weighted.mT @ values).mT
-    return torch.linalg.solve(gram, weighted.mT @ values).mT
+    moment = weighted.mT @ values
+    # the same leading axes on both sides: solve() may take a matrix for a batch of vectors
+    tokens = torch.broadcast_shapes(gram.shape[:-2], moment.shape[:-2])
+    return torch.linalg.solve(gram, moment.expand(*tokens, *moment.shape[-2:])).mT

@@ -33,7 +33,8 @@ def mix(
         impl: Which implementation runs.
 
     Raises:
-        ValueError: The number of sources differs from the columns of `coef`, or is 0.
+        ValueError: The number of sources differs from the columns of `coef`, or is 0; their widths
+            differ.
     """
     _impl.resolve("mix", impl)
     _check.check_rank("coef", coef, 2)
@@ -41,6 +42,8 @@ def mix(
     if count != coef.shape[-1] or count == 0:
         raise invalid("sources", count, f"as many as coef has columns ({coef.shape[-1]}), above 0")
     first = sources if isinstance(sources, Tensor) else sources[0]
+    for source in () if isinstance(sources, Tensor) else sources:
+        _check.check_dim("sources", source, -1, first.shape[-1], "the first")
     return reference.weighted_sum(coef, sources).to(dtype or first.dtype)
 
 
@@ -54,8 +57,11 @@ def attnres_weights(
     listed = sources.unbind(-2) if isinstance(sources, Tensor) else list(sources)
     if not listed:
         raise invalid("sources", 0, "at least one")
-    _check.check_dim("query", query, -1, listed[0].shape[-1], "sources")
-    _check.check_dim("norm_weight", norm_weight, -1, listed[0].shape[-1], "sources")
+    width = listed[0].shape[-1]
+    _check.check_dim("query", query, -1, width, "sources")
+    _check.check_dim("norm_weight", norm_weight, -1, width, "sources")
+    for source in listed:
+        _check.check_dim("sources", source, -1, width, "the first")
     return reference.depth_attention(query, listed, norm_weight, eps)
 
 

@@ -37,7 +37,7 @@ def rms_normalised(x: Tensor, eps: float) -> Tensor:
 
 def depth_attention(query: Tensor, sources: Sequence[Tensor], weight: Tensor, eps: float) -> Tensor:
     """Softmax over sources of `query . (weight * rms(source))`, [..., S]."""
-    dtype = compute_dtype((query, *sources))
+    dtype = compute_dtype((query, weight, *sources))
     direction = query.to(dtype) * weight.to(dtype)
     logits = [(rms_normalised(s.to(dtype), eps) * direction).sum(-1) for s in sources]
     return torch.stack(logits, -1).softmax(-1)
