@@ -57,8 +57,10 @@ def resolve(config: Mapping[str, Any] | StreamConfig) -> StreamConfig:
     Raises:
         UserError: The name or a field is unknown, or a value is out of range.
     """
-    if not isinstance(config, Mapping):
+    if isinstance(config, StreamConfig):
         return config
+    if not isinstance(config, Mapping):
+        raise invalid("stream", config, "a mapping with a name, or a stream's configuration")
     values = dict(config)
     name = choose("stream.name", values.pop("name", None), STREAMS)
     cls = STREAMS[name][0]

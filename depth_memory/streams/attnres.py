@@ -19,6 +19,12 @@ from depth_memory.streams import _init
 from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
 
 
+def check_eps(eps: float) -> None:
+    """Raise unless `eps` keeps the key of a zero source finite."""
+    if not 0.0 < eps < float("inf"):
+        raise invalid("stream.eps", eps, "finite, above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttnResConfig:
     """Full Attention Residuals."""
@@ -26,6 +32,9 @@ class AttnResConfig:
     name: ClassVar[str] = "attnres"
     eps: float = 1e-6
     """Added to the mean square of a key. The paper gives none; public code mostly uses 1e-6."""
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,7 @@ class BlockAttnResConfig:
         if self.blocks < 1:
             raise invalid("stream.blocks", self.blocks, "at least 1")
         choose("stream.boundary", self.boundary, ("sublayer", "attention"))
+        check_eps(self.eps)
 
 
 class Sources(NamedTuple):

@@ -32,6 +32,12 @@ from depth_memory.errors import UserError
 Norm = Callable[[Tensor], Tensor]
 State = Any  # a NamedTuple of tensors or tuples of tensors, owned by the stream
 
+MAX_VARIANTS = 16
+"""Forms of state up to which compiling a port pays."""
+
+CONTEXTS = 4
+"""How often a form is compiled anew: to train, to evaluate, for a prompt, for one token."""
+
 _frozen: ContextVar[bool] = ContextVar("frozen_coefficients", default=False)
 
 
@@ -44,7 +50,9 @@ def frozen_coefficients() -> Generator[None]:
     """
     token = _frozen.set(True)
     try:
-        yield
+        # a compiled port has `coefficient` as it was when it was traced: run it uncompiled
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         _frozen.reset(token)
 
@@ -109,11 +117,22 @@ class Port(StreamModule, ABC):
     def compile(self, **options: Any) -> None:
         """Compile `read` and `write`, unless their state takes more forms than compiling pays for.
 
-        A port whose state grows with depth would be compiled once per layer; it stays eager.
+        A port whose state grows with depth would be compiled once per layer; it stays eager. All
+        ports of a class share what is compiled. Past its limit torch goes on uncompiled with no
+        more than a log line, so the limit is raised to what the forms need.
         """
-        if self.variants <= torch._dynamo.config.recompile_limit:
-            self.read = torch.compile(self.read, **options)
-            self.write = torch.compile(self.write, **options)
+        if self.variants > MAX_VARIANTS:
+            return
+        config = torch._dynamo.config
+        limit = max(config.recompile_limit, CONTEXTS * self.variants)
+        config.recompile_limit = limit  # ty: ignore[invalid-assignment]
+        self.read = torch.compile(self.read, **options)
+        self.write = torch.compile(self.write, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a compiled method is bound to this port: a copy must not run with its parameters
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in ("read", "write")}
 
 
 class Stream(StreamModule, ABC):

@@ -52,14 +52,18 @@ class DenseFormer(Stream):
         return norm(state.h)
 
     def port(self, site: int) -> Port:
+        blocks = (self.sites + 1) // 2  # the state holds one more output after each
         if site % 2 == 0:
-            return InnerPort()
-        block = site // 2
-        return BlockPort(self.config, block, variants=self.sites // 2)
+            return InnerPort(blocks)
+        return BlockPort(self.config, site // 2, blocks)
 
 
 class InnerPort(Port):
     """The attention sublayer: an ordinary residual inside its block."""
+
+    def __init__(self, variants: int):
+        super().__init__()
+        self.variants = variants
 
     def read(self, state: Dense, norm: Norm) -> tuple[Tensor, Dense]:
         return norm(state.h), state

@@ -69,7 +69,7 @@ def write_lanes(state: Lanes, y: Tensor) -> Lanes:
     """`mix @ lanes + post y`, as one weighted sum per lane."""
     (post,), (mixing,) = state.post, state.mix
     lanes = mix(mixing, state.lanes, dtype=post.dtype) + post[..., None] * y[..., None, :]
-    return Lanes(lanes.to(y.dtype), (), ())
+    return Lanes(lanes.to(state.lanes.dtype), (), ())
 
 
 class HC(Stream):
@@ -95,6 +95,8 @@ class HC(Stream):
 class HCPort(Port):
     """Coefficients of one sublayer; at the start an ordinary residual in every lane."""
 
+    variants = 2  # the first port meets lanes that share the memory of the embedding
+
     def __init__(self, config: HCConfig, dim: int, site: int):
         super().__init__()
         self.config, self.site = config, site
@@ -112,7 +114,8 @@ class HCPort(Port):
 
     def reset_parameters(self) -> None:
         n = self.config.lanes
-        pattern = torch.cat([_init.one_hot(self.site, n)[:, None], torch.eye(n)], 1)
+        first = torch.tensor(_init.one_hot(self.site, n))
+        pattern = torch.cat([first[:, None], torch.eye(n)], 1)
         _init.set_(self.static_alpha, pattern[:, : self.static_alpha.shape[1]])
         nn.init.ones_(self.static_beta)
         if self.config.dynamic:

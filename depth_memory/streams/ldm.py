@@ -77,8 +77,14 @@ class LDM(Stream):
             Reader(config, self.dim) if reads else None,
             self._writer(first) if writes else None,
             keeps_output=per_block and site % 2 == 0,
-            variants=min(self.form.window, self.writes) + 1,
+            variants=self._variants(),
         )
+
+    def _variants(self) -> int:
+        # the window holds 1 to n - 1 writes before it is first folded, and 0 to n - 1 from then on
+        windows = min(2 * self.form.window - 1, self.writes)
+        ends = 2  # the first port may have nothing to read, the last nothing to write
+        return windows * (2 if self.config.sites == "block" else 1) + ends
 
     def preserve_(self) -> None:
         if not self.config.residual:
@@ -114,7 +120,7 @@ class LDMPort(Port):
         return x, state
 
     def write(self, state: Streams, y: Tensor) -> Streams:
-        h = state.h + y if self.config.residual else y
+        h = state.h + y if self.config.residual else y.to(state.h.dtype)
         if self.keeps_output:
             return state._replace(h=h, pending=(y,))
         memory = state.memory

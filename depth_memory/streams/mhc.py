@@ -67,7 +67,7 @@ class Controller(StreamModule):
 
     keeps_float32 = True
 
-    def __init__(self, config: MHCConfig, dim: int, bias: Tensor, parts: tuple[int, ...]):
+    def __init__(self, config: MHCConfig, dim: int, bias: list[float], parts: tuple[int, ...]):
         super().__init__()
         self.config, self.parts, self.bias_init = config, list(parts), bias
         self.phi = _init.empty(config.lanes * dim, sum(parts), dtype=torch.float32)
@@ -101,7 +101,7 @@ class MHC(Stream):
         self.output_init_scale = config.lanes**-0.5 if config.scale_output_init else 1.0
         if config.readout == "head":
             n = config.lanes
-            self.controller = Controller(config, dim, torch.zeros(n), (n,))
+            self.controller = Controller(config, dim, [0.0] * n, (n,))
 
     def start(self, x: Tensor) -> Lanes:
         return spread(x, self.config.lanes)
@@ -115,7 +115,8 @@ class MHC(Stream):
         if self.config.readout == "head":
             return self.controller(lanes)[0].sigmoid()[..., None, :]
         weight = 1.0 if self.config.readout == "sum" else 1.0 / n
-        return torch.full((1, n), weight, dtype=torch.float32, device=lanes.device)
+        dtype = torch.promote_types(lanes.dtype, torch.float32)
+        return torch.full((1, n), weight, dtype=dtype, device=lanes.device)
 
     def port(self, site: int) -> Port:
         return MHCPort(self.config, self.dim, site)
@@ -128,13 +129,15 @@ class MHC(Stream):
 class MHCPort(Port):
     """The mixing of one sublayer."""
 
+    variants = 2  # as in hc.py
+
     def __init__(self, config: MHCConfig, dim: int, site: int):
         super().__init__()
         self.config = config
         n = config.lanes
         pre = _init.one_hot(site, n, on=GAP, off=-GAP)
-        res = torch.eye(n) * GAP - GAP
-        bias = torch.cat([pre, torch.zeros(n), res.flatten()])
+        res = [x for row in range(n) for x in _init.one_hot(row, n, on=0.0, off=-GAP)]
+        bias = [*pre, *[0.0] * n, *res]
         self.controller = Controller(config, dim, bias, (n, n, n * n))
 
     def _coefficients(self, lanes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

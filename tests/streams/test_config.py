@@ -1,0 +1,146 @@
+"""A configuration that cannot work is refused in one line that names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from depth_memory import streams
+from depth_memory.errors import UserError
+from depth_memory.streams import LDMConfig
+from depth_memory.streams.ldm_config import auto_window
+from tests.streams.cases import CASES, LDM, SITES, D, ldm
+
+NAN = float("nan")
+
+# configuration, the field that the message names, and what it must say of the allowed values
+BAD: list[tuple[Any, str, str]] = [
+    ({"name": "resnet"}, "stream.name", "denseformer, hc, ldm"),
+    ({}, "stream.name", "preln"),
+    ({"name": None}, "stream.name", "preln"),
+    ({"name": ["ldm"]}, "stream.name", "preln"),
+    ("ldm", "stream", "mapping"),
+    (None, "stream", "mapping"),
+    ({"name": "preln", "lanes": 2}, "stream.lanes", "none"),
+    ({"name": "hc", "key_dim": 2}, "stream.key_dim", "lanes"),
+    (ldm(keydim=4), "stream.keydim", "key_dim"),
+    (ldm(key_dim="8"), "stream.key_dim", "int"),
+    (ldm(key_dim=8.0), "stream.key_dim", "int"),
+    (ldm(key_dim=True), "stream.key_dim", "int"),
+    (ldm(gate=1), "stream.gate", "bool"),
+    (ldm(alpha="1"), "stream.alpha", "float"),
+    (ldm(window=2.0), "stream.window", "int or str"),
+    (ldm(sites=None), "stream.sites", "str"),
+    (ldm(groups=5), "stream.groups", "divisor of the width 12"),
+    (ldm(groups=0), "stream.groups", "at least 1"),
+    (ldm(key_dim=0), "stream.key_dim", "at least 1"),
+    (ldm(key_dim=-1), "stream.key_dim", "at least 1"),
+    (ldm(read_rank=0), "stream.read_rank", "at least 1"),
+    (ldm(write_rank=0), "stream.write_rank", "at least 1"),
+    (ldm(window=0), "stream.window", "auto, or at least 1"),
+    (ldm(window=-3), "stream.window", "auto, or at least 1"),
+    (ldm(window="x"), "stream.window", "auto, or at least 1"),
+    (ldm(min_retention=0), "stream.min_retention", "between 0 and 1"),
+    (ldm(min_retention=1), "stream.min_retention", "between 0 and 1"),
+    (ldm(min_retention=NAN), "stream.min_retention", "between 0 and 1"),
+    (ldm(retention_init=1.0), "stream.retention_init", "between min_retention (0.001) and 1"),
+    (ldm(retention_init=1e-3), "stream.retention_init", "between min_retention (0.001) and 1"),
+    (ldm(retention_init=NAN), "stream.retention_init", "between min_retention"),
+    (ldm(alpha=0), "stream.alpha", "above 0"),
+    (ldm(alpha=-1.0), "stream.alpha", "above 0"),
+    (ldm(alpha=float("inf")), "stream.alpha", "finite"),
+    (ldm(alpha=NAN), "stream.alpha", "finite"),
+    (ldm(state_dtype="float16"), "stream.state_dtype", "bfloat16, float32"),
+    (ldm(forgetting="none"), "stream.forgetting", "learned, one"),
+    (ldm(importance="relu"), "stream.importance", "one, sigmoid, softplus"),
+    (ldm(key_norm="l2"), "stream.key_norm", "none, rms, unit"),
+    (ldm(query_norm="l2"), "stream.query_norm", "none, rms, unit"),
+    (ldm(latent_input="both"), "stream.latent_input", "input, output"),
+    (ldm(latent_norm="unit"), "stream.latent_norm", "none, rms"),
+    (ldm(sites="layer"), "stream.sites", "block, sublayer"),
+    ({"name": "hc", "lanes": 0}, "stream.lanes", "at least 1"),
+    ({"name": "hc", "norm": "batch"}, "stream.norm", "layer, rms"),
+    ({"name": "hc", "readout": "mean"}, "stream.readout", "norm_sum, sum"),
+    ({"name": "mhc", "lanes": 0}, "stream.lanes", "at least 1"),
+    ({"name": "mhc", "iterations": 0}, "stream.iterations", "at least 1"),
+    ({"name": "mhc", "init": "x"}, "stream.init", "gap, zero"),
+    ({"name": "mhc", "exact_sums": "both"}, "stream.exact_sums", "columns, rows"),
+    ({"name": "mhc", "readout": "x"}, "stream.readout", "head, mean, sum"),
+    ({"name": "denseformer", "dilation": 0}, "stream.dilation", "at least 1"),
+    ({"name": "denseformer", "period": 0}, "stream.period", "at least 1"),
+    ({"name": "block_attnres", "blocks": 0}, "stream.blocks", "at least 1"),
+    ({"name": "block_attnres", "boundary": "mlp"}, "stream.boundary", "attention, sublayer"),
+    ({"name": "attnres", "eps": 0.0}, "stream.eps", "above 0"),
+    ({"name": "block_attnres", "eps": -1e-6}, "stream.eps", "above 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "field", "allowed"), BAD, ids=[str(bad[0]) for bad in BAD])
+def test_a_bad_value_is_named(config: Any, field: str, allowed: str) -> None:
+    with pytest.raises(UserError) as caught:
+        streams.build(config, D, SITES)
+    message = str(caught.value)
+    assert re.match(rf"{re.escape(field)}: got .+; allowed: ", message)
+    assert allowed in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("dim", "sites", "field"), [(0, 6, "dim"), (-4, 6, "dim"), (12, 0, "sites")]
+)
+@pytest.mark.parametrize("name", streams.STREAMS)
+def test_a_network_has_a_width_and_a_sublayer(name: str, dim: int, sites: int, field: str) -> None:
+    with pytest.raises(UserError, match=f"^{field}: got .*; allowed: at least 1$"):
+        streams.build({"name": name}, dim, sites)
+
+
+@pytest.mark.parametrize("rule", ["ldm", "ldm_delta", "ldm_outer"])
+def test_blocks_have_two_sublayers(rule: str) -> None:
+    with pytest.raises(UserError, match=r"^stream.sites: got 'block'; allowed: .*odd.*5"):
+        streams.build(ldm(rule, sites="block"), D, 5)
+    streams.build(ldm(rule), D, 5)
+
+
+def test_an_integer_stands_for_a_float() -> None:
+    config = streams.resolve(ldm(alpha=2, gain_init=3))
+    assert isinstance(config, LDMConfig)
+    assert (type(config.alpha), config.alpha) == (float, 2.0)
+    assert (type(config.gain_init), config.gain_init) == (float, 3.0)
+
+
+def test_a_mapping_is_left_as_it_was() -> None:
+    config = {"name": "ldm", **LDM}
+    streams.build(config, D, SITES)
+    assert config == {"name": "ldm", **LDM}
+
+
+def test_without_the_residual_stream_the_memory_is_written_and_read() -> None:
+    config = streams.resolve(ldm(residual=False, embedding_write=False, final_read=False))
+    assert config.embedding_write
+    assert config.final_read
+
+
+@pytest.mark.parametrize("key_dim", [1, 3, 4, 8])
+@pytest.mark.parametrize("writes", [1, 2, 9, 57, 141])
+def test_the_automatic_window_has_the_least_traffic(key_dim: int, writes: int) -> None:
+    def traffic(n: int) -> float:
+        """Passes over one vector per write, counted over one window."""
+        reads = [key_dim + waiting for waiting in range(n)]
+        fold = key_dim + n + key_dim
+        return (sum(reads) + fold) / n
+
+    folded = {n: traffic(n) for n in range(1, writes)}
+    never = sum(range(writes + 1)) / (writes + 1)
+    chosen = auto_window(key_dim, writes)
+    best = min([never, *folded.values()])
+    assert folded.get(chosen, never) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["name"].startswith("ldm")])
+def test_the_window_is_a_number_once_built(name: str) -> None:
+    built = streams.build(CASES[name], D, SITES)
+    assert type(built.config.window) is int
+    assert built.config.window >= 1
+    assert type(streams.as_dict(built.config)["window"]) is int
