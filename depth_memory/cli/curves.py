@@ -1,0 +1,73 @@
+"""The loss of several runs over their steps, in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from depth_memory.errors import UserError, invalid
+from depth_memory.files import replaced_file
+
+
+def draw(runs: Sequence[Path], path: Path) -> None:
+    """Write the losses of runs as a picture; what is at `path` is replaced once it is whole.
+
+    Args:
+        runs: Directories of runs.
+        path: Of the picture; its suffix chooses the format.
+
+    Raises:
+        UserError: matplotlib is missing, a directory is not of a run, or the format is unknown.
+    """
+    from depth_memory.train import read_metrics
+    from depth_memory.train.directory import METRICS
+
+    figure = _new_figure()
+    _check_format(figure, path)
+    axis = figure.subplots()
+    for number, run in enumerate(runs):
+        records = read_metrics(run / METRICS)
+        if not records:
+            raise invalid("--figure: model", str(run), f"the directory of a run, with {METRICS}")
+        _plot(axis, records, run.name, f"C{number}")
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss in nats per token")
+    axis.legend()
+    _save(figure, path)
+
+
+def _plot(axis: Any, records: Sequence[dict[str, Any]], name: str, color: str) -> None:
+    """The training loss faintly, the validation loss on top."""
+    steps = [record["step"] for record in records]
+    axis.plot(steps, [record["loss"] for record in records], color=color, alpha=0.25)
+    points = [(r["step"], r["validation_loss"]) for r in records if "validation_loss" in r]
+    label = f"{name}: validation {points[-1][1]:.3f}" if points else name
+    axis.plot(
+        [step for step, _ in points], [loss for _, loss in points], ".-", color=color, label=label
+    )
+
+
+def _new_figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise invalid(
+            "--figure", "no matplotlib", "it after pip install 'depth-memory[plot]'"
+        ) from error
+    return Figure(figsize=(6.4, 4.0), layout="constrained")
+
+
+def _check_format(figure: Any, path: Path) -> None:
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise invalid("--figure", str(path), f"a name that ends in one of {', '.join(formats)}")
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_file(path) as partial:
+            figure.savefig(partial, dpi=130)
+    except OSError as error:
+        raise UserError(f"--figure: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,176 @@
+"""`depth-memory data`: text to prepared data, and what prepared data holds."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from depth_memory.cli import arguments, console
+
+if TYPE_CHECKING:
+    from depth_memory.data import Manifest, Tokenizer
+
+EXAMPLES = """\
+depth-memory data prepare books/ --out corpus --vocab-size 8192
+depth-memory data prepare web.jsonl --out corpus --tokenizer tokenizer.json --workers 4
+depth-memory data verify corpus
+"""
+SECONDS_BETWEEN_NOTES = 2.0
+
+
+def add(commands: Any) -> None:
+    """Add the command and its three parts."""
+    parser = arguments.add_command(
+        commands,
+        "data",
+        info,
+        summary="Prepare text for training, check it, describe it.",
+        examples=EXAMPLES,
+    )
+    parts = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
+    _add_prepare(parts)
+    for name, action, summary in (
+        ("verify", verify, "Compare every byte of prepared data with its manifest."),
+        ("info", info, "What prepared data holds, and how it was made."),
+    ):
+        part = arguments.add_command(
+            parts, name, action, summary=summary, examples=f"depth-memory data {name} corpus"
+        )
+        part.add_argument("directory", metavar="DIR", type=arguments.path, help="prepared data")
+        part.add_argument("--json", action="store_true", help="for programs to read")
+
+
+def _add_prepare(parts: Any) -> None:
+    parser = arguments.add_command(
+        parts,
+        "prepare",
+        prepare,
+        summary="Tokenise text files, folders, JSON lines or Parquet into a new folder.",
+        examples=EXAMPLES,
+    )
+    add = parser.add_argument
+    add("sources", metavar="SOURCE", nargs="+", type=arguments.path, help="files and folders")
+    add("--out", metavar="DIR", type=arguments.path, required=True, help="the folder to create")
+    add(
+        "--tokenizer",
+        metavar="FILE",
+        type=arguments.path,
+        help="a tokenizer.json; by default that of the embedded corpus, 4096 entries",
+    )
+    add(
+        "--vocab-size",
+        metavar="N",
+        type=arguments.count,
+        help="learn a tokenizer of N entries from the sources instead",
+    )
+    add(
+        "--validation",
+        metavar="SHARE|COUNT",
+        type=_share_or_count,
+        default=0.01,
+        help="documents to hold out: 0.05 is a share, 5 a number (default: 0.01)",
+    )
+    add("--separator", default="eos", help="eos (default) or none, after every document")
+    add("--text-field", metavar="NAME", default="text", help="of JSON lines and Parquet")
+    add("--shard-tokens", metavar="N", type=arguments.count, default=2**24, help="per shard")
+    add("--workers", metavar="N", type=arguments.count, default=1, help="threads (default: 1)")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Prepare the sources, and describe what came out."""
+    from depth_memory import data
+
+    manifest = data.prepare(
+        args.sources,
+        args.out,
+        tokenizer=_tokenizer(args),
+        validation=args.validation,
+        workers=args.workers,
+        shard_tokens=args.shard_tokens,
+        text_field=args.text_field,
+        separator=args.separator,
+        on_progress=_progress(),
+    )
+    _describe(args.out, manifest)
+
+
+def verify(args: argparse.Namespace) -> None:
+    """Read everything, and describe it."""
+    from depth_memory import data
+
+    console.note(f"reading {args.directory}")
+    _present(args, data.verify(args.directory))
+
+
+def info(args: argparse.Namespace) -> None:
+    """Describe prepared data by its manifest."""
+    from depth_memory import data
+
+    _present(args, data.read_manifest(args.directory))
+
+
+def _present(args: argparse.Namespace, manifest: Manifest) -> None:
+    if args.json:
+        console.show_json(dataclasses.asdict(manifest))
+    else:
+        _describe(args.directory, manifest)
+
+
+def _describe(directory: Path, manifest: Manifest) -> None:
+    recipe = manifest.recipe
+    console.show(
+        f"{directory}: vocabulary {manifest.vocab_size}, separator {recipe.separator} "
+        f"({recipe.end}), tokenizer {recipe.tokenizer_sha256[:12]}"
+    )
+    header = ("split", "documents", "tokens", "bytes", "shards")
+    rows = [
+        (name, str(s.documents), str(s.tokens), str(s.bytes), str(len(s.shards)))
+        for name, s in manifest.splits.items()
+    ]
+    console.show_table(header, rows)
+
+
+def _tokenizer(args: argparse.Namespace) -> Tokenizer | Path:
+    """The one asked for, learned if need be."""
+    from depth_memory import data
+    from depth_memory.data.sources import find_files, read_documents
+    from depth_memory.errors import UserError
+
+    if args.vocab_size is None:
+        return args.tokenizer or data.default_tokenizer()
+    if args.tokenizer is not None:
+        raise UserError("--vocab-size: got a --tokenizer beside it; allowed: one of the two")
+    console.note(f"learning a tokenizer of {args.vocab_size} entries")
+    documents = read_documents(find_files(args.sources), text_field=args.text_field)
+    return data.train_tokenizer((document.text for document in documents), args.vocab_size)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """A note every few seconds."""
+    last = time.monotonic()
+
+    def update(documents: int, size: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_BETWEEN_NOTES:
+            last = time.monotonic()
+            console.note(f"{documents} documents, {console.short(size)} bytes")
+
+    return update
+
+
+def _share_or_count(text: str) -> float | int:
+    """`0.05` is a share, `5` a number of documents; which ones are allowed is the library's say."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; allowed: a share in [0, 1) or a number of documents"
+        ) from None

@@ -1,0 +1,209 @@
+"""From a path on the command line to a model: a run, a checkpoint, or a saved model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from depth_memory.cli import arguments, console
+from depth_memory.errors import UserError, choose, invalid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from depth_memory.data import TokenData, Tokenizer
+    from depth_memory.models import DepthForCausalLM
+    from depth_memory.train import Run
+
+KINDS = "a directory of a run, of one of its checkpoints, or of a saved model"
+PLAIN = ("llama", "qwen3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model, with what lies around it."""
+
+    path: Path
+    """The directory that holds the weights."""
+    model: DepthForCausalLM
+    """On its device, in evaluation mode."""
+    tokenizer: Tokenizer | None
+    """The one beside the weights, or the one asked for."""
+    run: Run | None
+    """The run that made it, if it lies where that run left it."""
+
+    @property
+    def limit(self) -> int:
+        """Positions that the model knows."""
+        return self.model.config.max_position_embeddings
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            UserError: There is none.
+        """
+        if self.tokenizer is None:
+            raise UserError(f"--tokenizer: got nothing; allowed: a file ({self.path} has none)")
+        return self.tokenizer
+
+    def encode(self, text: str) -> Tensor:
+        """Token ids of a text, [1, length]; an empty one is what follows an end of text.
+
+        Raises:
+            UserError: There is no tokenizer.
+        """
+        import torch
+
+        tokenizer = self.need_tokenizer()
+        ids = tokenizer.encode(text).tolist() or [tokenizer.end_id]
+        return torch.tensor([ids], device=self.model.device)
+
+
+def add_model(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the arguments that `load` takes: model, `--tokenizer` and `--device`."""
+    parser.add_argument("model", metavar="MODEL", type=arguments.path, help=KINDS, **options)
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        type=arguments.path,
+        help="a tokenizer.json, where the model has none beside it",
+    )
+    arguments.add_device(parser)
+
+
+def load(path: Path, *, tokenizer: Path | None = None, device: str = "auto") -> Loaded:
+    """Load a model. One of plain transformers gets the ordinary residual as its stream.
+
+    Args:
+        path: Of a run, a checkpoint or a saved model.
+        tokenizer: A `tokenizer.json`; by default the one beside the weights.
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        UserError: Nothing of the kind is there, it is damaged, or the tokenizer does not fit.
+    """
+    from depth_memory.data import load_tokenizer
+    from depth_memory.train.parallel import choose_device
+
+    target = choose_device(choose("--device", device, ("auto", "cpu", "cuda")))
+    folder = locate(path)
+    model = _model(folder).to(target).eval()
+    source = tokenizer or (folder if (folder / "tokenizer.json").exists() else None)
+    found = None if source is None else load_tokenizer(source)
+    if found is not None and found.vocab_size > model.config.vocab_size:
+        allowed = f"at most the model's {model.config.vocab_size}"
+        raise invalid("--tokenizer: entries", found.vocab_size, allowed)
+    return Loaded(path=folder, model=model, tokenizer=found, run=_run_of(folder))
+
+
+def open_split(loaded: Loaded, directory: Path | None, split: str) -> TokenData:
+    """A split to run a model on, checked against its tokenizer.
+
+    Args:
+        loaded: The model.
+        directory: Prepared data; by default that of the model's run, else the embedded corpus.
+        split: Its name.
+
+    Raises:
+        UserError: The data is not there, is damaged, or was made by another tokenizer.
+    """
+    from depth_memory import data
+    from depth_memory.train.corpus import default_directory
+
+    if directory is None and loaded.run is not None:
+        directory = loaded.run.data.directory
+    if directory is None:
+        directory = data.ensure_default(default_directory())
+    opened = data.open_split(directory, split)
+    opened.check_vocabulary(loaded.model.config.vocab_size)
+    if loaded.tokenizer is not None:
+        opened.check_tokenizer(loaded.tokenizer)
+    return opened
+
+
+def locate(path: Path) -> Path:
+    """The directory with the weights that `path` means.
+
+    For a run that is its final model, or its newest usable checkpoint until there is one.
+
+    Raises:
+        UserError: There are no weights, or they are damaged.
+    """
+    from depth_memory.train import checkpoint, directory
+
+    if (path / directory.RUN).exists():
+        final = path / "model"
+        return final if final.exists() else _newest(path / "checkpoints")
+    if (path / checkpoint.STATE).exists():
+        problem, _ = checkpoint._inspect(path)
+        if problem is not None:
+            raise UserError(f"{path}: damaged checkpoint: {problem}")
+        return path
+    if not (path / "config.json").exists():
+        raise invalid("model", str(path), KINDS)
+    return path
+
+
+def _newest(root: Path) -> Path:
+    from depth_memory.train import checkpoint
+
+    found = checkpoint.newest(root)
+    if found is None:
+        raise invalid("model", str(root.parent), "a run that has saved a checkpoint")
+    for text in found.skipped:
+        console.note(f"skipped damaged checkpoint {text}")
+    return found.path
+
+
+def _run_of(folder: Path) -> Run | None:
+    """The run in whose directory `folder` lies, as its model or one of its checkpoints."""
+    from depth_memory.train import directory, load_run
+
+    for parent in list(folder.resolve().parents)[:2]:
+        if (parent / directory.RUN).exists():
+            return load_run(parent)
+    return None
+
+
+def _model(folder: Path) -> DepthForCausalLM:
+    from safetensors import SafetensorError
+
+    from depth_memory import models
+    from depth_memory.models import DepthForCausalLM
+
+    try:
+        model, report = _from_pretrained(folder)
+    except UserError:
+        raise
+    # what transformers raises for files that it cannot read, or that do not belong together
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{folder}: cannot be loaded: {_first_line(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(f"{folder}: weights are missing: {missing[0]}{more}")
+    if isinstance(model, DepthForCausalLM):
+        return model
+    return models.graft(model, {"name": "preln"})
+
+
+def _from_pretrained(folder: Path) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **options)
+    known = [*(f"depth_{name}" for name in PLAIN), *PLAIN]
+    choose(f"{folder}: model_type", config.model_type, known)
+    options |= {"config": config, "output_loading_info": True}
+    model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
+    return model, report
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]

@@ -1,0 +1,151 @@
+"""What a network and its stream cost: parameters, arithmetic, and state between sublayers.
+
+Nothing here knows a stream. A stream is built on the meta device, where tensors have shapes but no
+numbers, and its own code is run there once, for one token; what is counted is what would be done.
+For D channels, L sublayers, n lanes, S sources, G groups, key dimension Dk and b bytes per element
+of an activation (floats of the memory take 4), this comes to
+
+    stream          state, bytes per token                          multiplications per token
+    preln           b D                                             0
+    hc, mhc         b n D                                           L (n^2 + 2 n) D, and the maps
+    denseformer     b D (2 + L / 2)                                 S D at the end of a block
+    attnres         b D S, S up to L + 1 (blocks + 1 for block_)    4 S D at a read
+    ldm             b D (1 + w) + 4 Dk D + 4 G (Dk^2 + w (2 Dk + 1))
+                                                                    (Dk + w) D at a read,
+                                                                    Dk (Dk + w) D at a fold
+
+with w the writes that wait in the window; `ldm_delta` and `ldm_outer` lack the covariance Dk^2. To
+this each stream adds one multiplication per weight of its maps, and small terms without D.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from depth_memory import streams
+from depth_memory.streams.base import Port, Stream
+from depth_memory.train.build import build_model
+from depth_memory.train.config import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamCounts:
+    """What a stream adds to a network, whatever the backbone."""
+
+    parameters: int
+    """Of the stream and all its ports."""
+    training_flops: int
+    """Per token, forward and backward: three times those of the forward pass."""
+    state_bytes: int
+    """Per token, the most that passes from one sublayer to the next, or to the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneCounts:
+    """The network without its stream."""
+
+    parameters: int
+    """Shared ones once."""
+    training_flops: int
+    """Per token, forward and backward."""
+
+
+def count_stream(
+    config: Any, *, width: int, sites: int, dtype: torch.dtype = torch.bfloat16
+) -> StreamCounts:
+    """Count what a stream costs in a network.
+
+    A multiplication counts with an addition as 2 FLOPs, as in matrix products; sums without one,
+    divisions and functions are left out, and the backward pass counts twice the forward. It is the
+    arithmetic of the plain PyTorch forms: a kernel may save some.
+
+    Args:
+        config: A stream's configuration, or a mapping with its `name`.
+        width: Model dimension D.
+        sites: Number of sublayers, two per layer.
+        dtype: Of the activations.
+
+    Raises:
+        UserError: The configuration does not fit the network.
+    """
+    with torch.device("meta"), torch.no_grad():
+        stream = streams.build(config, width, sites)
+        ports = [stream.port(site) for site in range(sites)]
+        with _flop_counter() as counter:
+            state_bytes = _largest_state(stream, ports, torch.empty(1, width, dtype=dtype))
+    return StreamCounts(
+        parameters=_size(nn.ModuleList([stream, *ports])),
+        training_flops=3 * counter.get_total_flops(),
+        state_bytes=state_bytes,
+    )
+
+
+@functools.lru_cache
+def _plain(spec: ModelSpec, vocab_size: int) -> nn.Module:
+    with torch.device("meta"):
+        return build_model(replace(spec, stream={"name": "preln"}), vocab_size)
+
+
+def count_backbone(spec: ModelSpec, *, vocab_size: int, length: int) -> BackboneCounts:
+    """Count what the network costs without a stream.
+
+    FLOPs are 6 per weight of a matrix product (the head is one, the embedding is not), and
+    12 * depth * heads * head size * length for attention, from which causality, which could save
+    half, is not deducted.
+
+    Args:
+        spec: The network.
+        vocab_size: Number of token ids.
+        length: Tokens per sequence.
+    """
+    model = _plain(spec, vocab_size)
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    attention = 12 * spec.depth * spec.heads * spec.head_size * length
+    return BackboneCounts(parameters=_size(model), training_flops=6 * linear + attention)
+
+
+def state_size(state: Any) -> int:
+    """Bytes of all tensors in a stream's state; an expanded one counts in full."""
+    return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+
+
+def _largest_state(stream: Stream, ports: Iterable[Port], x: Tensor) -> int:
+    """Pass one token through all sublayers, each of which returns its input."""
+    state = stream.start(x)
+    largest = state_size(state)
+    for port in ports:
+        y, state = port.read(state, _identity)
+        state = port.write(state, y)
+        largest = max(largest, state_size(state))
+    stream.finish(state, _identity)
+    return largest
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _flop_counter() -> FlopCounterMode:
+    """Counts matrix products, as torch does, and products of elements beside them."""
+    aten = torch.ops.aten
+    return FlopCounterMode(
+        display=False, custom_mapping={aten.mul: _elementwise, aten.pow: _elementwise}
+    )
+
+
+def _elementwise(*shapes: Any, out_shape: Any = None, **options: Any) -> int:
+    del shapes, options
+    return 2 * math.prod(out_shape)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,121 @@
+"""The shape of the package: who imports whom, what is public, and how long things are."""
+
+import ast
+import importlib
+import statistics
+from pathlib import Path
+
+import pytest
+
+import depth_memory
+
+PACKAGE = Path(depth_memory.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# an area -> what it may import; every arrow points down
+BELOW = {
+    "errors": set(),
+    "files": {"errors"},
+    "ops": {"errors"},
+    "streams": {"errors", "ops"},
+    "data": {"errors", "files"},
+    "models": {"errors", "streams"},
+    "train": {"errors", "files", "streams", "models", "data"},
+    "inspect": {"errors", "files", "ops", "streams", "models"},
+    "presets": {"errors", "streams", "models", "data", "train"},
+    "cli": {"errors", "files", "ops", "streams", "models", "data", "train", "inspect", "presets"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+
+PUBLIC = {
+    "ops": "rls_write delta_write outer_write read ridge_solve depth_weights attnres sinkhorn mix "
+    "window_read window_fold",
+    "streams": "Stream Port STREAMS build resolve as_dict frozen_coefficients",
+    "models": "DepthLlamaConfig DepthLlamaForCausalLM DepthQwen3Config DepthQwen3ForCausalLM graft "
+    "build_model",
+    "data": "prepare verify open_split read_manifest embedded_corpus default_tokenizer "
+    "ensure_default load_tokenizer train_tokenizer",
+    "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train evaluate Result Evaluation",
+    "inspect": "retrieval_map statistics report RetrievalMap",
+    "presets": "PRESETS get with_stream debug demo small",
+    "cli": "main",
+    "errors": "UserError invalid choose",
+}
+
+LONGEST_FILE, MEDIAN_FILE = 300, 150
+LONGEST_FUNCTION, MEDIAN_FUNCTION = 60, 12
+
+
+def area(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def name(path):
+    return str(path.relative_to(PACKAGE))
+
+
+def tree(path):
+    return ast.parse(path.read_text())
+
+
+def imported(path):
+    """The areas of the package that a file imports, wherever the import stands."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}: import by the full name"
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            top, *rest = module.split(".")
+            if top == "depth_memory" and rest and rest[0] in BELOW:
+                yield rest[0]
+
+
+def functions():
+    """Lines of every function, from `def` to its last line."""
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{name(path)}:{node.name}", node.end_lineno - node.lineno + 1
+
+
+def test_every_area_is_known():
+    assert {area(path) for path in FILES} == set(BELOW)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_point_down(path):
+    own = area(path)
+    assert set(imported(path)) - {own} <= BELOW[own]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names(module):
+    found = importlib.import_module(f"depth_memory.{module}")
+    missing = [public for public in PUBLIC[module].split() if not hasattr(found, public)]
+    assert missing == []
+    listed = getattr(found, "__all__", [])
+    assert [public for public in listed if not hasattr(found, public)] == []
+
+
+@pytest.mark.parametrize("module", [module for module in PUBLIC if module != "errors"])
+def test_public_names_are_documented(module):
+    found = importlib.import_module(f"depth_memory.{module}")
+    named = [getattr(found, public) for public in PUBLIC[module].split()]
+    assert all(getattr(value, "__doc__", None) for value in named)
+
+
+def test_files_are_short():
+    lines = {name(path): len(path.read_text().splitlines()) for path in FILES}
+    assert {file: n for file, n in lines.items() if n > LONGEST_FILE} == {}
+    assert statistics.median(lines.values()) <= MEDIAN_FILE
+
+
+def test_functions_are_short():
+    lines = dict(functions())
+    assert {function: n for function, n in lines.items() if n > LONGEST_FUNCTION} == {}
+    assert statistics.median(lines.values()) <= MEDIAN_FUNCTION
