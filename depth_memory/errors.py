@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake in the input: the command prints it as one line and exits with a code other than 0."""
+    """A mistake in the input. The command prints it as one line, and its exit code is not 0."""
 
 
 def invalid(field: str, got: object, allowed: str) -> UserError:

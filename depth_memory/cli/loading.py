@@ -138,7 +138,7 @@ def locate(path: Path) -> Path:
         final = path / "model"
         return final if final.exists() else _newest(path / "checkpoints")
     if (path / checkpoint.STATE).exists():
-        problem, _ = checkpoint._inspect(path)
+        problem, _ = checkpoint.examine(path)
         if problem is not None:
             raise UserError(f"{path}: damaged checkpoint: {problem}")
         return path

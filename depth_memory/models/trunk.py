@@ -116,7 +116,9 @@ class DepthModel(DepthPreTrainedModel):
         context = self._context(x, attention_mask, position_ids, cache, options)
         cache = self._cache(cache, use_cache)
         record = self._record(output_hidden_states, output_attentions)
-        output = self._run(x, context._replace(cache=cache, record=record))
+        # not _replace: torch 2.11 loses fields of a NamedTuple that it compiles
+        context = Context(context.rotary, context.masks, cache, context.options, record)
+        output = self._run(x, context)
         return _trunk_output(output, cache, record)
 
     def _run(self, x: Tensor, context: Context) -> Tensor:

@@ -69,7 +69,7 @@ class InnerPort(Port):
         return norm(state.h), state
 
     def write(self, state: Dense, y: Tensor) -> Dense:
-        return state._replace(h=state.h + y)
+        return Dense(state.h + y, state.outputs)
 
     def preserve_(self) -> None:
         """Nothing to change."""

@@ -49,6 +49,8 @@ class HCConfig:
         if self.lanes < 1:
             raise invalid("stream.lanes", self.lanes, "at least 1")
         choose("stream.norm", self.norm, ("layer", "rms"))
+        if not -float("inf") < self.scale_init < float("inf"):
+            raise invalid("stream.scale_init", self.scale_init, "finite")
         choose("stream.readout", self.readout, ("sum", "norm_sum"))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from depth_memory.errors import UserError
 from depth_memory.streams.base import Norm, Port, Stream
@@ -42,7 +42,9 @@ class LDM(Stream):
         chosen = config.window
         window = auto_window(config.key_dim, self.writes) if isinstance(chosen, str) else chosen
         super().__init__(replace(config, window=window), dim, sites)
-        self.form = MemoryForm(RULES[config.name], window, config.groups, config.state_dtype)
+        # a window that no write can overflow is never folded: nothing would read the result
+        fold_at = window if window < self.writes else self.writes + 1
+        self.form = MemoryForm(RULES[config.name], fold_at, config.groups, config.state_dtype)
         self.prior = Prior(config) if self.form.has_covariance else None
         if config.embedding_write:
             self.embedding_writer = self._writer(first=True)
@@ -90,7 +92,7 @@ class LDM(Stream):
         if not self.config.residual:
             raise UserError("stream.residual: got False; allowed: True, to keep a model's function")
         if self.config.final_read:
-            nn.init.zeros_(self.final_reader.gain)
+            self.final_reader.silence_()
 
 
 class LDMPort(Port):
@@ -116,13 +118,13 @@ class LDMPort(Port):
             x = retrieve(self.form, self.reader, state, self.config.residual)
         x = norm(x)
         if self.writer is not None and self.config.latent_input == "input":
-            state = state._replace(seen=(x,))
+            state = Streams(state.h, state.memory, state.pending, (x,))
         return x, state
 
     def write(self, state: Streams, y: Tensor) -> Streams:
         h = state.h + y if self.config.residual else y.to(state.h.dtype)
         if self.keeps_output:
-            return state._replace(h=h, pending=(y,))
+            return Streams(h, state.memory, (y,))
         memory = state.memory
         if self.writer is not None:
             value = state.pending[0] + y if state.pending else y
@@ -132,7 +134,7 @@ class LDMPort(Port):
 
     def preserve_(self) -> None:
         if self.reader is not None:
-            nn.init.zeros_(self.reader.gain)
+            self.reader.silence_()
 
 
 def retrieve(form: MemoryForm, reader: Reader, state: Streams, residual: bool) -> Tensor:

@@ -14,6 +14,7 @@ CHOICES = {
     "importance": ("sigmoid", "softplus", "one"),
     "key_norm": ("unit", "rms", "none"),
     "query_norm": ("unit", "rms", "none"),
+    "query_init": ("zero", "normal"),
     "latent_input": ("output", "input"),
     "latent_norm": ("rms", "none"),
 }
@@ -62,8 +63,9 @@ class AbstractLDMConfig:
     """Write the embedding into the memory before the first sublayer. Ours."""
     final_read: bool = True
     """Read the memory once more before the final norm. Ours."""
-    gain_init: float = 1.0
-    """Start of the learned gain of a read, per group. The gate beside it starts at 1/2. Ours."""
+    gain_init: float = 10.0
+    """Start of the learned gain of a read, per group; the gate beside it starts at 1/2. A read is
+    an average of what was written where `h` is a sum: it needs a gain to count. Ours."""
     gate: bool = True
     """Gate each group's read by a sigmoid of the read latent (source)."""
     importance: Literal["sigmoid", "softplus", "one"] = "sigmoid"
@@ -71,8 +73,11 @@ class AbstractLDMConfig:
     weighs observations; the map is ours."""
     key_norm: Literal["unit", "rms", "none"] = "unit"
     """Normalise keys to length 1, to root mean square 1, or not. Ours."""
-    query_norm: Literal["unit", "rms", "none"] = "unit"
-    """The same for queries. Ours."""
+    query_norm: Literal["unit", "rms", "none"] = "none"
+    """The same for queries, which need not be bounded. Ours."""
+    query_init: Literal["zero", "normal"] = "zero"
+    """Start of the map to queries: 0, so that every read is silent at first and the network starts
+    as an ordinary residual; or of unit scale. Ours."""
     latent_input: Literal["output", "input"] = "output"
     """What the write latent sees: the sublayer's output, or its normed input. Ours."""
     latent_norm: Literal["rms", "none"] = "rms"
@@ -88,6 +93,8 @@ class AbstractLDMConfig:
             raise invalid("stream.window", self.window, "auto, or at least 1")
         if not 0.0 < self.alpha < float("inf"):
             raise invalid("stream.alpha", self.alpha, "finite, above 0")
+        if not -float("inf") < self.gain_init < float("inf"):
+            raise invalid("stream.gain_init", self.gain_init, "finite")
         if not 0.0 < self.min_retention < 1.0:
             raise invalid("stream.min_retention", self.min_retention, "between 0 and 1, exclusive")
         if not self.min_retention < self.retention_init < 1.0:
@@ -97,6 +104,13 @@ class AbstractLDMConfig:
             object.__setattr__(self, "embedding_write", True)
             object.__setattr__(self, "final_read", True)
 
+    def refuse_alpha(self) -> None:
+        """Raise if alpha is to be learned where the rule has no covariance."""
+        if self.alpha_learned:
+            raise invalid(
+                "stream.alpha_learned", True, f"False for {self.name}, which has no alpha"
+            )
+
     def check_shape(self, dim: int, sites: int) -> None:
         """Raise unless the groups divide the width, and blocks have two sublayers."""
         if dim % self.groups:
@@ -105,8 +119,10 @@ class AbstractLDMConfig:
             raise invalid("stream.sites", self.sites, f"sublayer, for an odd number ({sites})")
 
     def writes(self, sites: int) -> int:
-        """How many writes a network of `sites` sublayers makes, the embedding included."""
-        return (sites if self.sites == "sublayer" else sites // 2) + self.embedding_write
+        """How many writes a network of `sites` sublayers makes, the embedding's included."""
+        outputs = sites if self.sites == "sublayer" else sites // 2
+        # nothing reads after the last sublayer unless the head does
+        return max(outputs + self.embedding_write - (not self.final_read), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +138,20 @@ class LDMDeltaConfig(AbstractLDMConfig):
 
     name: ClassVar[str] = "ldm_delta"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_alpha()
+
 
 @dataclass(frozen=True, kw_only=True)
 class LDMOuterConfig(AbstractLDMConfig):
     """Ablation: a sum of outer products, without correction for overlapping keys."""
 
     name: ClassVar[str] = "ldm_outer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_alpha()
 
 
 def auto_window(key_dim: int, writes: int) -> int:

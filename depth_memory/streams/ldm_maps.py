@@ -129,13 +129,20 @@ class Reader(StreamModule):
         super().__init__()
         self.config = config
         self.latent = Latent(dim, config.read_rank, config.latent_norm)
-        self.query = Affine(config.read_rank, config.groups * config.key_dim)
+        zero = config.query_init == "zero"
+        self.query = Affine(config.read_rank, config.groups * config.key_dim, zero=zero)
         self.gate = Affine(config.read_rank, config.groups, zero=True) if config.gate else None
         self.gain = _init.empty(config.groups)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.gain, self.config.gain_init)
+
+    def silence_(self) -> None:
+        """Read nothing, and be able to learn to: gain 0, and queries that are not 0."""
+        nn.init.zeros_(self.gain)
+        self.query.zero = False
+        self.query.reset_parameters()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Query [*tokens, G, Dk] and scale [*tokens, G], in the compute dtype."""

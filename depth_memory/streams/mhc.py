@@ -59,6 +59,8 @@ class MHCConfig:
             raise invalid("stream.iterations", self.iterations, "at least 1")
         choose("stream.init", self.init, ("gap", "zero"))
         choose("stream.exact_sums", self.exact_sums, ("rows", "columns"))
+        if not -float("inf") < self.alpha_init < float("inf"):
+            raise invalid("stream.alpha_init", self.alpha_init, "finite")
         choose("stream.readout", self.readout, ("mean", "sum", "head"))
 
 

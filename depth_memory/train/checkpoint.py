@@ -117,7 +117,7 @@ def newest(root: Path) -> Found | None:
     """
     skipped = []
     for path in listed(root):
-        reason, manifest = _inspect(path)
+        reason, manifest = examine(path)
         if reason is None:
             return Found(path=path, manifest=manifest, skipped=tuple(skipped))
         skipped.append(f"{path.name}: {reason}")
@@ -184,7 +184,7 @@ def _sealed(manifest: dict[str, Any]) -> str:
     return files.dumps({**manifest, "checksum": digest})
 
 
-def _inspect(path: Path) -> tuple[str | None, dict[str, Any]]:
+def examine(path: Path) -> tuple[str | None, dict[str, Any]]:
     """Why a checkpoint cannot be used, or None, and what it says of itself."""
     try:
         text = (path / STATE).read_bytes().decode()

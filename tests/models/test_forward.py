@@ -15,11 +15,11 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_packed_documents_are_isolated(make, family, stream, ids, attention, use_cache):
-    model = make(family, stream, attn_implementation=attention)
+    model = make(family, stream, attn_implementation=attention).double()
     positions = torch.cat([torch.arange(4), torch.arange(7)])[None].expand(2, -1)
     packed = model(ids, position_ids=positions, use_cache=use_cache).logits
     apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
-    torch.testing.assert_close(packed, apart, **CLOSE)
+    torch.testing.assert_close(packed, apart, rtol=1e-10, atol=1e-10)
     assert not torch.allclose(model(ids).logits, apart, atol=1e-3)
 
 

@@ -46,7 +46,7 @@ class Loop:
         self.network, self.config = network, network.stream.config
         self.write_rule = WRITES[self.config.name]
         self.writes = SITES // 2 if self.config.sites == "block" else SITES
-        self.writes += self.config.embedding_write
+        self.writes += self.config.embedding_write - (not self.config.final_read)
 
     def latent(self, module: nn.Module, x: Tensor) -> Tensor:
         if self.config.latent_norm == "rms":

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tyro
 
 from depth_memory import streams
 from depth_memory.errors import UserError
@@ -110,13 +109,6 @@ def test_rows_must_spread_over_processes_and_pieces() -> None:
     assert run.rows_per_process(3) == 4
     with pytest.raises(UserError, match=r"rows: got 12; allowed: a multiple of 4 processes x"):
         run.rows_per_process(4)
-
-
-def test_any_field_can_be_set_on_the_command_line() -> None:
-    arguments = "--model.stream.key-dim 5 --optim.lr 0.25 --loggers trackio --model.head-dim 32"
-    run = tyro.cli(Run, args=arguments.split(), default=RUN)
-    assert run.model.stream == replace(RUN.model.stream, key_dim=5)
-    assert (run.optim.lr, run.loggers, run.model.head_dim) == (0.25, ("trackio",), 32)
 
 
 def test_a_description_of_a_newer_version_is_refused(tmp_path: Path) -> None:

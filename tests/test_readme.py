@@ -1,0 +1,41 @@
+"""Every Python block of the documentation runs, and the pages keep to their length."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/framework.md"]
+
+
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run(page):
+    found = blocks(page)
+    assert found
+    namespace = {}
+    for block in found:
+        exec(compile(block, page, "exec"), namespace)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_commands_of_the_readme_exist():
+    from depth_memory.cli.main import COMMANDS
+
+    shown = re.findall(r"^depth-memory (\w+)", (ROOT / "README.md").read_text(), re.M)
+    assert shown
+    assert set(shown) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_resolve(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert ((ROOT / page).parent / target).exists(), target
