@@ -20,7 +20,8 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
-    return found
+    # the installed metadata may lack the build that the module knows, such as +cu130
+    return {**found, "torch": str(torch.__version__)}
 
 
 def commit() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # in float64
 GREEDY = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
 
 
@@ -21,21 +22,21 @@ def test_cache_changes_nothing(make, family, stream, ids, padded):
 
 @torch.no_grad()
 def test_cached_logits_equal_whole_logits(make, stream, ids):
-    model = make("llama", stream)
+    model = make("llama", stream).double()
     whole = model(ids).logits
     first = model(ids[:, :7], use_cache=True)
     cache = first[1]
     rest = [model(ids[:, i : i + 1], None, None, cache).logits for i in range(7, ids.shape[1])]
-    torch.testing.assert_close(torch.cat([first.logits, *rest], 1), whole, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat([first.logits, *rest], 1), whole, **CLOSE)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_both_names_of_the_cache(make, ids, name):
-    model = make("qwen3", {"name": "ldm"})
+    model = make("qwen3", {"name": "ldm"}).double()
     first = model(ids[:, :7], use_cache=True)
     again = model(ids[:, 7:], **{name: first[1]})
-    torch.testing.assert_close(again.logits, model(ids).logits[:, 7:], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(again.logits, model(ids).logits[:, 7:], **CLOSE)
 
 
 @torch.no_grad()
