@@ -3,6 +3,8 @@
 import ast
 import importlib
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,18 @@ def test_public_names_are_documented(module):
     found = importlib.import_module(f"depth_memory.{module}")
     named = [getattr(found, public) for public in PUBLIC[module].split()]
     assert all(getattr(value, "__doc__", None) for value in named)
+
+
+def test_the_package_opens_its_areas_when_they_are_used():
+    code = (
+        "import depth_memory, sys; assert 'torch' not in sys.modules;"
+        "depth_memory.ops.rls_write; assert 'transformers' not in sys.modules;"
+        "assert depth_memory.graft is depth_memory.models.graft;"
+        "assert all(getattr(depth_memory, area) for area in depth_memory.AREAS)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        depth_memory.nope  # noqa: B018 - looking is the test
 
 
 def test_files_are_short():
