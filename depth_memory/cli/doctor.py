@@ -102,9 +102,11 @@ def _ops() -> dict[str, str]:
     """What `impl="auto"` stands for, for each op that has the choice."""
     from depth_memory import ops
     from depth_memory.ops import _impl
+    from depth_memory.train.parallel import choose_device
 
+    device = choose_device("auto")
     chosen = [n for n in ops.__all__ if "impl" in inspect.signature(getattr(ops, n)).parameters]
-    return {name: _impl.explain(name) for name in chosen}
+    return {name: _impl.explain(name, device) for name in chosen}
 
 
 def _directories() -> dict[str, str]:

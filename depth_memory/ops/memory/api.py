@@ -56,7 +56,7 @@ def rls_write(
     Raises:
         ValueError: Shapes disagree, or a Python float is out of range.
     """
-    _impl.resolve("rls_write", impl)
+    _impl.resolve("rls_write", impl, M.device)
     _check_write(M, P, key, value)
     _check.check_forgetting(forgetting)
     _check.check_importance(importance)
@@ -84,7 +84,7 @@ def delta_write(
     Stable for unit keys and importance in [0, 1]. `P` is returned as it came. Arguments, dtypes and
     errors are those of `rls_write`; a Python-float importance must not exceed 1.
     """
-    _impl.resolve("delta_write", impl)
+    _impl.resolve("delta_write", impl, M.device)
     _check.check_importance(importance, at_most=1.0)
     return _first_order_write("delta", M, P, key, value, forgetting, importance), P
 
@@ -105,7 +105,7 @@ def outer_write(
 
     `P` is returned as it came. Arguments, dtypes and errors are those of `rls_write`.
     """
-    _impl.resolve("outer_write", impl)
+    _impl.resolve("outer_write", impl, M.device)
     _check.check_importance(importance)
     return _first_order_write("outer", M, P, key, value, forgetting, importance), P
 
@@ -121,7 +121,7 @@ def read(
     Raises:
         ValueError: The key dimensions of `M` and `query` differ.
     """
-    _impl.resolve("read", impl)
+    _impl.resolve("read", impl, M.device)
     _check.check_rank("M", M, 2)
     _check.check_dim("query", query, -1, M.shape[-1], "M")
     dtype = compute_dtype((M, query))

@@ -11,7 +11,7 @@ from torch import Tensor
 from depth_memory.errors import invalid
 from depth_memory.ops import _check, _impl
 from depth_memory.ops._precision import compute_dtype
-from depth_memory.ops.mixing import reference
+from depth_memory.ops.mixing import reference, registered
 
 
 def mix(
@@ -36,7 +36,6 @@ def mix(
         ValueError: The number of sources differs from the columns of `coef`, or is 0; their widths
             differ.
     """
-    _impl.resolve("mix", impl)
     _check.check_rank("coef", coef, 2)
     count = sources.shape[-2] if isinstance(sources, Tensor) else len(sources)
     if count != coef.shape[-1] or count == 0:
@@ -44,6 +43,9 @@ def mix(
     first = sources if isinstance(sources, Tensor) else sources[0]
     for source in () if isinstance(sources, Tensor) else sources:
         _check.check_dim("sources", source, -1, first.shape[-1], "the first")
+    if _impl.resolve("mix", impl, coef.device) == "triton":
+        listed = sources.unbind(-2) if isinstance(sources, Tensor) else sources
+        return registered.mix_any(coef, list(listed), dtype or first.dtype)
     return reference.weighted_sum(coef, sources).to(dtype or first.dtype)
 
 
@@ -54,15 +56,7 @@ def attnres_weights(
     eps: float = 1e-6,
 ) -> Float[Tensor, "*tokens S"]:
     """The weights of `attnres`: softmax over the sources, in float32 or float64."""
-    listed = sources.unbind(-2) if isinstance(sources, Tensor) else list(sources)
-    if not listed:
-        raise invalid("sources", 0, "at least one")
-    width = listed[0].shape[-1]
-    _check.check_dim("query", query, -1, width, "sources")
-    _check.check_dim("norm_weight", norm_weight, -1, width, "sources")
-    for source in listed:
-        _check.check_dim("sources", source, -1, width, "the first")
-    return reference.depth_attention(query, listed, norm_weight, eps)
+    return reference.depth_attention(query, _listed(query, sources, norm_weight), norm_weight, eps)
 
 
 def attnres(
@@ -90,9 +84,24 @@ def attnres(
     Raises:
         ValueError: No source, or widths disagree.
     """
-    _impl.resolve("attnres", impl)
-    weights = attnres_weights(query, sources, norm_weight, eps)
-    return mix(weights[..., None, :], sources)[..., 0, :]
+    listed = _listed(query, sources, norm_weight)
+    if _impl.resolve("attnres", impl, listed[0].device) == "triton":
+        return registered.attnres_any(query, listed, norm_weight, eps)
+    weights = reference.depth_attention(query, listed, norm_weight, eps)
+    return reference.weighted_sum(weights[..., None, :], sources)[..., 0, :].to(listed[0].dtype)
+
+
+def _listed(query: Tensor, sources: Tensor | Sequence[Tensor], norm_weight: Tensor) -> list[Tensor]:
+    """The sources as a list, once their widths and their number have been checked."""
+    listed = list(sources.unbind(-2) if isinstance(sources, Tensor) else sources)
+    if not listed:
+        raise invalid("sources", 0, "at least one")
+    width = listed[0].shape[-1]
+    _check.check_dim("query", query, -1, width, "sources")
+    _check.check_dim("norm_weight", norm_weight, -1, width, "sources")
+    for source in listed:
+        _check.check_dim("sources", source, -1, width, "the first")
+    return listed
 
 
 def sinkhorn(
@@ -110,7 +119,7 @@ def sinkhorn(
     Raises:
         ValueError: `iterations` is below 1.
     """
-    _impl.resolve("sinkhorn", impl)
+    _impl.resolve("sinkhorn", impl, logits.device)
     _check.check_rank("logits", logits, 2)
     if iterations < 1:
         raise invalid("iterations", iterations, "at least 1")
