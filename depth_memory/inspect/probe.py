@@ -88,8 +88,8 @@ def run(model: nn.Module, input_ids: Tensor) -> Probe:
     Raises:
         UserError: The model has no stream.
     """
-    trunk = getattr(model, "base_model", None)
-    if not isinstance(trunk, DepthModel):
+    trunk = next((module for module in model.modules() if isinstance(module, DepthModel)), None)
+    if trunk is None:
         raise invalid("model", type(model).__name__, "a model with a stream")
     probe, training = Probe(trunk), model.training
     model.eval()

@@ -42,9 +42,9 @@ def token_weights(
     target = probe.reads[read]
     if not target.requires_grad:
         raise RuntimeError("the read does not depend on any source")
-    gradients = torch.autograd.grad(
-        target.sum(), probe.sources, retain_graph=True, allow_unused=True
-    )
+    with torch.enable_grad():
+        total = target.sum()
+    gradients = torch.autograd.grad(total, probe.sources, retain_graph=True, allow_unused=True)
     filled = [
         torch.zeros_like(source) if gradient is None else gradient
         for source, gradient in zip(probe.sources, gradients, strict=True)

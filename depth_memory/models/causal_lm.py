@@ -61,16 +61,19 @@ class DepthForCausalLM(DepthPreTrainedModel, GenerationMixin):
             raise invalid(HEAD, f"other values than {EMBEDDING}", "the same, as they are tied")
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *args: Any, **kwargs: Any
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in transformers, which passes all tokens so far; refuses more than the model knows.
 
         Raises:
             UserError: The sequence is longer than the position limit.
         """
-        # `kwargs` must have this name: by it, `generate` knows that `forward` decides what is valid
-        check_length(self.config, input_ids.shape[1], 0, packed=False)
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        # by the names `inputs_embeds` and `kwargs`, `generate` knows what it may pass
+        prompt = 0 if inputs_embeds is None else inputs_embeds.shape[1]
+        check_length(self.config, max(input_ids.shape[1], prompt), 0, packed=False)
+        return super().prepare_inputs_for_generation(
+            input_ids, *args, inputs_embeds=inputs_embeds, **kwargs
+        )
 
     @can_return_tuple
     def forward(

@@ -68,6 +68,8 @@ class DepthModel(DepthPreTrainedModel):
         depth, dim = config.num_hidden_layers, config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, dim, config.pad_token_id)
         self.stream = streams.build(config.stream, dim, 2 * depth)
+        # with what `auto` stood for: a folded bfloat16 memory depends on the window
+        config.stream = self.stream.config
         self.layers = nn.ModuleList([DepthLayer(config, self.stream, i) for i in range(depth)])
         self.norm = family.norm(dim, eps=config.rms_norm_eps)
         self.rotary_emb = family.rotary(config=config)
@@ -92,7 +94,8 @@ class DepthModel(DepthPreTrainedModel):
         Args:
             input_ids: Token ids [batch, length]; or `inputs_embeds`, never both.
             attention_mask: [batch, past + length], 1 for tokens and 0 for padding.
-            position_ids: [batch, length]; starting again at 0 begins another packed document.
+            position_ids: [batch, length]; starting again at 0 begins another packed document, also
+                where a cache is made (transformers then lets documents see each other).
             past_key_values: The cache, by its name until transformers 5.23.
             inputs_embeds: Embeddings [batch, length, D].
             use_cache: Keep keys and values; `None` takes the configuration's, but in training none.

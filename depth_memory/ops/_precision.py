@@ -8,12 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from depth_memory.errors import invalid
+
 
 def compute_dtype(values: Iterable[Tensor | float]) -> torch.dtype:
     """The dtype to compute in: the widest of the tensors among `values`, and at least float32."""
     dtype = torch.float32
     for value in values:
         if isinstance(value, Tensor):
+            if not value.is_floating_point():
+                raise invalid("dtype", str(value.dtype), "a floating-point dtype")
             dtype = torch.promote_types(dtype, value.dtype)
     return dtype
 

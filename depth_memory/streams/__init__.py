@@ -47,8 +47,17 @@ STREAMS: dict[str, tuple[type[Any], type[Stream]]] = {
 FLOAT32_MODULES: tuple[str, ...] = ("forgetting", "prior", "controller")
 """Names of the submodules whose parameters stay float32 in a model of any dtype."""
 
-UNDECAYED: tuple[str, ...] = ("static_alpha",)
-"""Last names of matrices that weight decay must not touch: they start away from zero."""
+UNDECAYED: tuple[str, ...] = (
+    "static_alpha",
+    "static_beta",
+    "alpha",
+    "bias",
+    "gain",
+    "log_alpha",
+    "logit",
+    "weights",
+)
+"""Last names of parameters of a stream that weight decay must not touch: 0 is nothing special."""
 
 
 def resolve(config: Mapping[str, Any] | StreamConfig) -> StreamConfig:
@@ -58,7 +67,7 @@ def resolve(config: Mapping[str, Any] | StreamConfig) -> StreamConfig:
         UserError: The name or a field is unknown, or a value is out of range.
     """
     if isinstance(config, StreamConfig):
-        return config
+        config = as_dict(config)  # types are checked whichever way it came
     if not isinstance(config, Mapping):
         raise invalid("stream", config, "a mapping with a name, or a stream's configuration")
     values = dict(config)
@@ -106,8 +115,8 @@ def build(config: Mapping[str, Any] | StreamConfig, dim: int, sites: int) -> Str
     """
     config = resolve(config)
     for field, value in (("dim", dim), ("sites", sites)):
-        if value < 1:
-            raise invalid(field, value, "at least 1")
+        if not isinstance(value, int) or value < 1:
+            raise invalid(field, value, "an integer of at least 1")
     return STREAMS[config.name][1](config, dim, sites)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from depth_memory.errors import invalid
 from depth_memory.ops import mix
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, coefficient
+from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +75,34 @@ class InnerPort(Port):
         """Nothing to change."""
 
 
+class Average(StreamModule):
+    """The weights of the block outputs after one block; at the start the last one alone."""
+
+    def __init__(self, size: int, dilation: int):
+        super().__init__()
+        self.dilation = dilation
+        self.weights = _init.empty(size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        size = self.weights.shape[0]
+        _init.set_(self.weights, _init.one_hot(size - 1, size))
+
+    def forward(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        """The weighted sum of every k-th output, counted back from the last."""
+        chosen = outputs[(len(outputs) - 1) % self.dilation :: self.dilation]
+        return mix(coefficient(self.weights)[None, :], chosen)[..., 0, :]
+
+
 class BlockPort(Port):
-    """The MLP sublayer: ends its block with the average."""
+    """The MLP sublayer: ends its block, with an average after every p-th."""
 
     def __init__(self, config: DenseFormerConfig, block: int, variants: int):
         super().__init__()
         self.variants = variants
-        self.averages = (block + 1) % config.period == 0
-        self.dilation = config.dilation
-        if self.averages:
-            self.weights = _init.empty((block + 1) // config.dilation + 1)
-            self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        if self.averages:
-            size = self.weights.shape[0]
-            _init.set_(self.weights, _init.one_hot(size - 1, size))
+        size = (block + 1) // config.dilation + 1
+        averages = (block + 1) % config.period == 0
+        self.average = Average(size, config.dilation) if averages else None
 
     def read(self, state: Dense, norm: Norm) -> tuple[Tensor, Dense]:
         return norm(state.h), state
@@ -98,10 +110,8 @@ class BlockPort(Port):
     def write(self, state: Dense, y: Tensor) -> Dense:
         h = state.h + y
         outputs = (*state.outputs, h)
-        if self.averages:
-            chosen = outputs[(len(outputs) - 1) % self.dilation :: self.dilation]
-            h = mix(coefficient(self.weights)[None, :], list(chosen))[..., 0, :]
-        return Dense(h, outputs)
+        return Dense(h if self.average is None else self.average(outputs), outputs)
 
     def preserve_(self) -> None:
-        self.reset_parameters()
+        if self.average is not None:
+            self.average.reset_parameters()

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from depth_memory.errors import choose, invalid
 from depth_memory.ops import mix
+from depth_memory.ops._precision import compute_dtype, without_autocast
 from depth_memory.ops.mixing.reference import rms_normalised
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, coefficient
+from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +95,8 @@ class HC(Stream):
         return HCPort(self.config, self.dim, site)
 
 
-class HCPort(Port):
-    """Coefficients of one sublayer; at the start an ordinary residual in every lane."""
-
-    variants = 2  # the first port meets lanes that share the memory of the embedding
+class Coefficients(StreamModule):
+    """Alpha and beta of one sublayer; at the start an ordinary residual in every lane."""
 
     def __init__(self, config: HCConfig, dim: int, site: int):
         super().__init__()
@@ -126,21 +125,32 @@ class HCPort(Port):
             for scale in (self.alpha_scale, self.beta_scale):
                 nn.init.constant_(scale, self.config.scale_init)
 
-    def _coefficients(self, lanes: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, lanes: Float[Tensor, "*tokens n D"]) -> tuple[Tensor, Tensor]:
         """Alpha [*tokens, n, 1 + n] and beta [*tokens, n], in the compute dtype."""
-        dtype = torch.promote_types(lanes.dtype, torch.float32)
+        dtype = compute_dtype((lanes,))
         alpha, beta = self.static_alpha.to(dtype), self.static_beta.to(dtype)
         if not self.config.dynamic:
             tokens = lanes.shape[:-2]
             return alpha.expand(*tokens, *alpha.shape), beta.expand(*tokens, *beta.shape)
         normed = rms_normalised(lanes.to(dtype), 1e-8) if self.norm is None else self.norm(lanes)
-        normed = normed.to(self.alpha_proj.dtype)
-        a = nn.functional.linear(normed, self.alpha_proj).to(dtype).tanh()
-        b = nn.functional.linear(normed, self.beta_proj).to(dtype).tanh()[..., 0]
+        with without_autocast(lanes):
+            a = nn.functional.linear(normed.to(dtype), self.alpha_proj.to(dtype)).tanh()
+            b = nn.functional.linear(normed.to(dtype), self.beta_proj.to(dtype)).tanh()[..., 0]
         return alpha + self.alpha_scale * a, beta + self.beta_scale * b
 
+
+class HCPort(Port):
+    """The mixing of one sublayer."""
+
+    variants = 2  # the first port meets lanes that share the memory of the embedding
+
+    def __init__(self, config: HCConfig, dim: int, site: int):
+        super().__init__()
+        self.config = config
+        self.coefficients = Coefficients(config, dim, site)
+
     def read(self, state: Lanes, norm: Norm) -> tuple[Tensor, Lanes]:
-        alpha, beta = (coefficient(c) for c in self._coefficients(state.lanes))
+        alpha, beta = (coefficient(c) for c in self.coefficients(state.lanes))
         x = mix(alpha[..., :1].mT, state.lanes)[..., 0, :]
         n = self.config.lanes
         identity = torch.eye(n, dtype=alpha.dtype, device=alpha.device)
@@ -152,4 +162,4 @@ class HCPort(Port):
 
     def preserve_(self) -> None:
         """The start: an ordinary residual in n equal lanes, up to the eps of the final norm."""
-        self.reset_parameters()
+        self.coefficients.reset_parameters()

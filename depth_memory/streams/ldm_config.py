@@ -14,10 +14,13 @@ CHOICES = {
     "importance": ("sigmoid", "softplus", "one"),
     "key_norm": ("unit", "rms", "none"),
     "query_norm": ("unit", "rms", "none"),
-    "query_init": ("zero", "normal"),
+    "query_init": ("auto", "zero", "normal"),
     "latent_input": ("output", "input"),
     "latent_norm": ("rms", "none"),
 }
+MAX_CONDITION = 1e6
+"""Largest alpha / min_retention: beyond it float32 cannot keep P positive over many writes."""
+
 POSITIVE = ("key_dim", "groups", "read_rank", "write_rank")
 
 
@@ -36,9 +39,10 @@ class AbstractLDMConfig:
     write_rank: int = 32
     """Width of the latent from which keys and importances come; as above."""
     alpha: float = 1.0
-    """Inverse strength of the ridge, P = alpha I before the first write. The source names it."""
+    """Inverse strength of the ridge, P = alpha I before the first write. The source names it. P
+    grows to alpha / min_retention where no key points, which may not exceed 1e6."""
     alpha_learned: bool = False
-    """Learn alpha, per group, in log space (least squares alone). Ours."""
+    """Learn alpha, per group, in log space, below the same limit (least squares alone). Ours."""
     shared_keys: bool = True
     """One key for all groups (source), or one per group."""
     residual: bool = True
@@ -72,12 +76,14 @@ class AbstractLDMConfig:
     """Map from the write latent to the importance of an observation, or the constant 1. The source
     weighs observations; the map is ours."""
     key_norm: Literal["unit", "rms", "none"] = "unit"
-    """Normalise keys to length 1, to root mean square 1, or not. Ours."""
+    """Normalise keys to length 1, to root mean square 1, or not; unit keys bound the error of
+    float32, and the delta rule needs them. Ours."""
     query_norm: Literal["unit", "rms", "none"] = "none"
     """The same for queries, which need not be bounded. Ours."""
-    query_init: Literal["zero", "normal"] = "zero"
+    query_init: Literal["auto", "zero", "normal"] = "auto"
     """Start of the map to queries: 0, so that every read is silent at first and the network starts
-    as an ordinary residual; or of unit scale. Ours."""
+    as an ordinary residual; or of unit scale. `auto` is 0 unless queries are normalised or there
+    is no residual stream. Ours."""
     latent_input: Literal["output", "input"] = "output"
     """What the write latent sees: the sublayer's output, or its normed input. Ours."""
     latent_norm: Literal["rms", "none"] = "rms"
@@ -91,18 +97,37 @@ class AbstractLDMConfig:
             choose(f"stream.{field}", getattr(self, field), options)
         if self.window != "auto" and (isinstance(self.window, str) or self.window < 1):
             raise invalid("stream.window", self.window, "auto, or at least 1")
-        if not 0.0 < self.alpha < float("inf"):
-            raise invalid("stream.alpha", self.alpha, "finite, above 0")
         if not -float("inf") < self.gain_init < float("inf"):
             raise invalid("stream.gain_init", self.gain_init, "finite")
         if not 0.0 < self.min_retention < 1.0:
             raise invalid("stream.min_retention", self.min_retention, "between 0 and 1, exclusive")
+        if not 0.0 < self.alpha <= self.largest_alpha:
+            allowed = f"above 0, at most 1e6 * min_retention = {self.largest_alpha:g}"
+            raise invalid("stream.alpha", self.alpha, allowed)
+        if self.query_init == "zero" and not self._may_be_silent:
+            allowed = "auto or normal, where queries are normalised or nothing else is read"
+            raise invalid("stream.query_init", self.query_init, allowed)
         if not self.min_retention < self.retention_init < 1.0:
             allowed = f"between min_retention ({self.min_retention:g}) and 1, exclusive"
             raise invalid("stream.retention_init", self.retention_init, allowed)
         if not self.residual:
             object.__setattr__(self, "embedding_write", True)
             object.__setattr__(self, "final_read", True)
+
+    @property
+    def largest_alpha(self) -> float:
+        """The alpha with which P stays positive in float32 at the lowest forgetting."""
+        return MAX_CONDITION * self.min_retention
+
+    @property
+    def queries_start_at_zero(self) -> bool:
+        """What `query_init` stands for."""
+        return self.query_init == "zero" or (self.query_init == "auto" and self._may_be_silent)
+
+    @property
+    def _may_be_silent(self) -> bool:
+        """A zero query has no direction, and without the residual a silent read is all there is."""
+        return self.query_norm == "none" and self.residual
 
     def refuse_alpha(self) -> None:
         """Raise if alpha is to be learned where the rule has no covariance."""
@@ -141,6 +166,13 @@ class LDMDeltaConfig(AbstractLDMConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse_alpha()
+        # a step of more than 1 along a key overshoots, and grows with depth
+        if self.key_norm != "unit":
+            raise invalid("stream.key_norm", self.key_norm, "unit, for the delta rule")
+        if self.importance == "softplus":
+            raise invalid(
+                "stream.importance", self.importance, "sigmoid or one, for the delta rule"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from depth_memory.ops._precision import compute_dtype
 from depth_memory.streams import _init
 from depth_memory.streams.base import StreamModule, coefficient
 from depth_memory.streams.ldm_config import AbstractLDMConfig
@@ -45,18 +46,22 @@ class Latent(StreamModule):
     def __init__(self, dim: int, rank: int, norm: str):
         super().__init__()
         self.normed = norm == "rms"
-        self.map = Affine(dim, rank)
+        self.weight = _init.empty(rank, dim)
+        self.bias = _init.empty(rank)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens r"]:
         """The latent, in the dtype of the weight."""
-        if not self.normed:
-            return self.map(x)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        scale = torch.rsqrt(x.to(dtype).square().mean(-1, keepdim=True) + LATENT_EPS)
-        # the norm scales the product, so that no D-sized normed copy is made
-        weight = self.map.weight
-        product = F.linear(x.to(weight.dtype), weight)
-        return (product * scale).to(weight.dtype) + self.map.bias
+        product = F.linear(x.to(self.weight.dtype), self.weight)
+        if self.normed:
+            # the norm scales the product, so that no D-sized normed copy is made
+            mean_square = compute(x).square().mean(-1, keepdim=True)
+            product = (product * torch.rsqrt(mean_square + LATENT_EPS)).to(self.weight.dtype)
+        return product + self.bias
 
 
 def normalise(x: Tensor, norm: str) -> Tensor:
@@ -69,7 +74,7 @@ def normalise(x: Tensor, norm: str) -> Tensor:
 
 def compute(x: Tensor) -> Tensor:
     """`x` in float32, or float64 if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(compute_dtype((x,)))
 
 
 class Forgetting(StreamModule):
@@ -115,10 +120,10 @@ class Prior(StreamModule):
     def forward(self, like: Tensor) -> Float[Tensor, "G Dk Dk"]:
         """The matrices, in the compute dtype of `like` and on its device."""
         config = self.config
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        eye = torch.eye(config.key_dim, dtype=dtype, device=like.device)
+        eye = torch.eye(config.key_dim, dtype=compute_dtype((like,)), device=like.device)
         if config.alpha_learned:
-            return compute(self.log_alpha).exp()[:, None, None] * eye
+            alpha = compute(self.log_alpha).clamp(max=math.log(config.largest_alpha)).exp()
+            return alpha[:, None, None] * eye
         return (config.alpha * eye).expand(config.groups, -1, -1)
 
 
@@ -129,7 +134,7 @@ class Reader(StreamModule):
         super().__init__()
         self.config = config
         self.latent = Latent(dim, config.read_rank, config.latent_norm)
-        zero = config.query_init == "zero"
+        zero = config.queries_start_at_zero
         self.query = Affine(config.read_rank, config.groups * config.key_dim, zero=zero)
         self.gate = Affine(config.read_rank, config.groups, zero=True) if config.gate else None
         self.gain = _init.empty(config.groups)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from depth_memory.errors import UserError, choose, invalid
 from depth_memory.ops import mix, sinkhorn
-from depth_memory.ops._precision import without_autocast
+from depth_memory.ops._precision import compute_dtype, without_autocast
 from depth_memory.ops.mixing.reference import rms_normalised
 from depth_memory.streams import _init
 from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
@@ -88,7 +88,7 @@ class Controller(StreamModule):
 
     def forward(self, lanes: Float[Tensor, "*tokens n D"]) -> list[Tensor]:
         """One tensor of logits per output, each [*tokens, part]."""
-        dtype = torch.promote_types(lanes.dtype, torch.float32)
+        dtype = compute_dtype((lanes,))
         with without_autocast(lanes):
             product = rms_normalised(lanes.flatten(-2).to(dtype), RMS_EPS) @ self.phi.to(dtype)
         projected, biases = product.split(self.parts, -1), self.bias.split(self.parts)
@@ -117,7 +117,7 @@ class MHC(Stream):
         if self.config.readout == "head":
             return self.controller(lanes)[0].sigmoid()[..., None, :]
         weight = 1.0 if self.config.readout == "sum" else 1.0 / n
-        dtype = torch.promote_types(lanes.dtype, torch.float32)
+        dtype = compute_dtype((lanes,))
         return torch.full((1, n), weight, dtype=dtype, device=lanes.device)
 
     def port(self, site: int) -> Port:

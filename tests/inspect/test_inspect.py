@@ -70,6 +70,14 @@ def test_one_source_has_the_whole_share_of_the_first_read():
     torch.testing.assert_close(found.weights.sum(1), torch.ones(7, 1, dtype=torch.float64))
 
 
+def test_inspection_works_where_gradients_are_off_and_through_a_wrapper():
+    model = small({"name": "ldm"})
+    expected = inspect.retrieval_map(model, IDS)
+    with torch.no_grad():
+        found = inspect.retrieval_map(torch.nn.Sequential(model), IDS)
+    assert torch.equal(found.weights, expected.weights)
+
+
 def test_statistics_show_what_the_ports_computed():
     model = small({"name": "ldm", "groups": 2})
     with torch.no_grad():

@@ -103,3 +103,9 @@ def test_generation_in_training_mode_keeps_its_cache(make, ids):
     options = {"max_new_tokens": 5, "do_sample": False}
     cached = model.generate(ids, **options, use_cache=True, return_dict_in_generate=True)
     assert torch.equal(cached.sequences, model.eval().generate(ids, **options))
+
+
+def test_no_cache_is_kept_while_checkpointing(make, ids):
+    model = make("llama", {"name": "ldm"}).train()
+    enable(model)
+    assert len(model(ids, use_cache=True).to_tuple()) == 1  # the logits alone

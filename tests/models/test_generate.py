@@ -96,3 +96,11 @@ def test_greedy_tokens_do_not_depend_on_padding(make, stream):
         mask = torch.ones(1, len(text), dtype=torch.long)
         alone = model.generate(text[None], attention_mask=mask, **GREEDY)[0, len(text) :]
         assert torch.equal(alone, tokens)
+
+
+@torch.no_grad()
+def test_generation_from_embeddings(make, stream, ids):
+    model = make("qwen3", stream)
+    embeds = model.get_input_embeddings()(ids)
+    whole = model.generate(ids, **GREEDY)
+    assert torch.equal(model.generate(inputs_embeds=embeds, **GREEDY), whole[:, ids.shape[1] :])

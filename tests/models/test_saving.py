@@ -180,3 +180,13 @@ def test_a_plain_directory_read_with_our_class(original, family, tmp_path):
     assert model.config.model_type == f"depth_{family}"
     assert model.config.stream == {"name": "preln"}
     assert kind.from_pretrained(tmp_path).config.stream["name"] == "ldm"
+
+
+def test_the_window_that_auto_stood_for_is_saved(make, tmp_path, monkeypatch):
+    model = make("llama", {"name": "ldm", "state_dtype": "bfloat16", "window": "auto"})
+    window = model.model.stream.config.window
+    assert model.config.stream["window"] == window
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr("depth_memory.streams.ldm.auto_window", lambda *_: window + 1)
+    again = models.DepthLlamaForCausalLM.from_pretrained(tmp_path)
+    assert again.model.stream.config.window == window

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from depth_memory import ops
+from depth_memory.errors import UserError
 from depth_memory.ops import ridge_solve, rls_write
 from tests.testing import (
     KEY_KINDS,
@@ -151,3 +153,20 @@ def test_one_unit_write_into_an_empty_memory():
     expected = torch.full((8,), 4.0).double()
     expected[0] = 4 / 13
     torch.testing.assert_close(P, torch.diag(expected), rtol=1e-15, atol=0)
+
+
+def test_the_direct_fit_is_float32_under_autocast():
+    obs = make_observations(12, 3).to(torch.float32)
+    plain = ops.ridge_solve(*obs, 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ops.ridge_solve(*obs, 1.0), plain)
+
+
+def test_integers_are_refused():
+    for call in (
+        lambda: ops.mix(torch.ones(1, 2), torch.ones(2, 3, dtype=torch.int64)),
+        lambda: ops.read(torch.ones(2, 3, dtype=torch.int64), torch.ones(3)),
+        lambda: ops.sinkhorn(torch.zeros(2, 2, dtype=torch.int64)),
+    ):
+        with pytest.raises(UserError, match=r"^dtype: got 'torch.int64'; allowed: a floating"):
+            call()

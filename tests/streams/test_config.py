@@ -50,8 +50,14 @@ BAD: list[tuple[Any, str, str]] = [
     (ldm(retention_init=NAN), "stream.retention_init", "between min_retention"),
     (ldm(alpha=0), "stream.alpha", "above 0"),
     (ldm(alpha=-1.0), "stream.alpha", "above 0"),
-    (ldm(alpha=float("inf")), "stream.alpha", "finite"),
-    (ldm(alpha=NAN), "stream.alpha", "finite"),
+    (ldm(alpha=float("inf")), "stream.alpha", "at most 1e6 * min_retention = 1000"),
+    (ldm(alpha=NAN), "stream.alpha", "above 0"),
+    (ldm(alpha=1001.0), "stream.alpha", "at most 1e6 * min_retention = 1000"),
+    (ldm(query_norm="unit", query_init="zero"), "stream.query_init", "auto or normal"),
+    (ldm("ldm_delta", key_norm="none"), "stream.key_norm", "unit"),
+    (ldm("ldm_delta", key_norm="rms"), "stream.key_norm", "unit"),
+    (ldm("ldm_delta", importance="softplus"), "stream.importance", "sigmoid or one"),
+    (ldm("ldm_outer", alpha_learned=True), "stream.alpha_learned", "False"),
     (ldm(state_dtype="float16"), "stream.state_dtype", "bfloat16, float32"),
     (ldm(forgetting="none"), "stream.forgetting", "learned, one"),
     (ldm(importance="relu"), "stream.importance", "one, sigmoid, softplus"),
@@ -92,7 +98,7 @@ def test_a_bad_value_is_named(config: Any, field: str, allowed: str) -> None:
 )
 @pytest.mark.parametrize("name", streams.STREAMS)
 def test_a_network_has_a_width_and_a_sublayer(name: str, dim: int, sites: int, field: str) -> None:
-    with pytest.raises(UserError, match=f"^{field}: got .*; allowed: at least 1$"):
+    with pytest.raises(UserError, match=f"^{field}: got .*; allowed: an integer of at least 1$"):
         streams.build({"name": name}, dim, sites)
 
 

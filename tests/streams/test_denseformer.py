@@ -43,7 +43,7 @@ def paper(network: Network, x: Tensor, dilation: int, period: int) -> list[Tenso
         Y = h
         if averaged(block, period):
             chosen = indices(block, dilation)
-            weights = network.ports[2 * block + 1].weights
+            weights = network.ports[2 * block + 1].average.weights
             assert len(chosen) == len(weights)
             Y = torch.einsum("j,jtd->td", weights, torch.stack([X[j] for j in chosen]))
     return [*inputs, Y]

@@ -38,7 +38,7 @@ def paper(network: Network, x: Tensor) -> tuple[list[Tensor], Tensor]:
     H = torch.stack([x] * network.stream.config.lanes, 1)
     inputs = []
     for site, port in enumerate(network.ports):
-        B, A_m, A_r = coefficients(port, H)
+        B, A_m, A_r = coefficients(port.coefficients, H)
         inputs.append(torch.einsum("tn,tnd->td", A_m, H))
         y = network.body(site, norm(inputs[-1]))
         # A_r' H: lane j of the result is the sum over lanes i of A_r[i, j] H_i
@@ -67,15 +67,16 @@ def test_against_the_equations(config: dict) -> None:
 def test_the_start(lanes: int) -> None:
     network = Network({"name": "hc", "lanes": lanes, "scale_init": 0.02}, dtype=torch.float32)
     for site, port in enumerate(network.ports):
-        alpha = port.static_alpha
+        own = port.coefficients
+        alpha = own.static_alpha
         assert alpha.shape == (lanes, lanes + 1)
         for lane in range(lanes):
             assert alpha[lane, 0] == (lane == site % lanes)
         assert torch.equal(alpha[:, 1:], torch.eye(lanes))
-        assert torch.equal(port.static_beta, torch.ones(lanes))
-        assert not port.alpha_proj.any()
-        assert not port.beta_proj.any()
-        assert port.alpha_scale.item() == port.beta_scale.item() == pytest.approx(0.02)
+        assert torch.equal(own.static_beta, torch.ones(lanes))
+        assert not own.alpha_proj.any()
+        assert not own.beta_proj.any()
+        assert own.alpha_scale.item() == own.beta_scale.item() == pytest.approx(0.02)
     assert network.stream.output_init_scale == pytest.approx(lanes**-0.5)
 
 
@@ -98,8 +99,8 @@ def test_tanh_bounds_what_the_input_can_change() -> None:
     network = Network({"name": "hc"})
     with torch.no_grad():
         for port in network.ports:
-            port.alpha_proj.fill_(1e3)
-            port.beta_proj.fill_(1e3)
+            port.coefficients.alpha_proj.fill_(1e3)
+            port.coefficients.beta_proj.fill_(1e3)
     *_, read, _ = network.states(torch.randn(5, D, dtype=torch.float64))
     for mixing in read.mix:
         assert ((mixing - torch.eye(4)).abs() <= 0.01 + EPS).all()

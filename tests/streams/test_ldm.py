@@ -51,7 +51,7 @@ class Loop:
     def latent(self, module: nn.Module, x: Tensor) -> Tensor:
         if self.config.latent_norm == "rms":
             x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        return affine(module.map, x)
+        return affine(module, x)
 
     def begin(self, x: Tensor) -> None:
         c = self.config
@@ -191,8 +191,8 @@ def test_the_start() -> None:
         assert not port.reader.gate.weight.any()
         assert not port.writer.importance.weight.any()
         reader, writer = port.reader, port.writer
-        read = (reader.latent.map, reader.query, reader.gate)
-        for module in (*read, writer.latent.map, writer.key, writer.importance):
+        read = (reader.latent, reader.query, reader.gate)
+        for module in (*read, writer.latent, writer.key, writer.importance):
             assert not module.bias.any()
 
 

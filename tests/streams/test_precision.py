@@ -144,3 +144,17 @@ def test_mean_readout_is_exact_in_float64() -> None:
     expected = last.lanes.mean(-2)
     atol = 4 * torch.finfo(torch.float64).eps * last.lanes.abs().max().item()
     torch.testing.assert_close(inputs_of(network, x)[-1], expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["hc", "hc-rms", "mhc", "mhc-zero"])
+def test_controllers_compute_in_float32_under_autocast(name: str) -> None:
+    """The values, not only their dtype: a bfloat16 product would be off by 1e-3."""
+    network = randomised(Network(CASES[name], dtype=torch.float32))
+    lanes = torch.randn(5, network.stream.config.lanes, D)
+    for port in network.ports:
+        controller = port.coefficients if name.startswith("hc") else port.controller
+        plain = controller(lanes)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = controller(lanes)
+        for a, b in zip(plain, cast, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)

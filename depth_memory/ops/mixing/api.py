@@ -114,7 +114,8 @@ def sinkhorn(
 
     Columns and then rows of `exp(logits)` are normalised, `iterations` times, in the log domain.
     Rows come last: the sum over `n_in` is 1 to rounding, the sum over `n_out` only approximately.
-    Computes in float32, or float64 if given, and returns the dtype of `logits`.
+    Computes in float32, or float64 if given, and returns the dtype of `logits`. Logits of -inf are
+    zeros as long as no row and no column has nothing else; +inf is not a logit.
 
     Raises:
         ValueError: `iterations` is below 1.
