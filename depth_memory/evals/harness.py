@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,15 +149,15 @@ def _scored(adapter: Adapter, loaded: LoadedTask, limit: int | None) -> TaskResu
     import lm_eval
 
     name = loaded.task.harness
-    with _silent():
-        # the bootstrap is replaced, see scores
-        found: Any = lm_eval.evaluate(
-            lm=adapter,
-            task_dict={"tasks": {name: loaded.definition}},
-            limit=limit,
-            bootstrap_iters=0,
-            log_samples=True,
-        )
+    task: Any = {"tasks": {name: loaded.definition}}
+    # no bootstrap: see scores
+    options: Any = {"limit": limit, "bootstrap_iters": 0, "log_samples": True}
+    try:
+        with _silent():
+            found: Any = lm_eval.evaluate(adapter, task, **options)
+    except OverflowError as error:
+        field = f"perplexity of {loaded.task.name}"
+        raise UserError(f"{field}: got more than a float can hold; allowed: less") from error
     samples = found["samples"][name]
     scores = {
         metric: score(
@@ -180,7 +181,15 @@ def _adapter(model: Any, tokenizer: Any, batch: int, length: int | None, step: A
 
 
 def _step_of(task: Task, step: Step | None) -> Callable[[int], None]:
-    return lambda rows: None if step is None else step(task, rows)
+    """`step` for one task; it speaks where the harness around it may not."""
+    out, err = sys.stdout, sys.stderr
+
+    def aloud(rows: int) -> None:
+        if step is not None:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                step(task, rows)
+
+    return aloud
 
 
 def _manager(tasks: Iterable[Task]) -> Any:

@@ -117,20 +117,26 @@ def _field(row: Row, name: str, where: str) -> Any:
 
 def _text(row: Row, name: str, where: str, *, empty: bool = False) -> str:
     value = _field(row, name, where)
-    if not isinstance(value, str) or not (empty or value.strip()):
-        raise invalid(
-            f"{where}: {name}", _cut(value), "a string" + ("" if empty else ", not empty")
-        )
+    if not _is_text(value, empty=empty):
+        allowed = "a string of UTF-8" + ("" if empty else ", not empty")
+        raise invalid(f"{where}: {name}", _cut(value), allowed)
     return value
 
 
 def _texts(row: Row, name: str, where: str, count: int | None = None) -> list[str]:
     value = _field(row, name, where)
-    known = isinstance(value, list) and all(isinstance(x, str) and x.strip() for x in value)
+    known = isinstance(value, list) and all(_is_text(item) for item in value)
     if not known or (len(value) != count if count else len(value) < 2):
         allowed = f"a list of {count or 'at least 2'} strings, none empty"
         raise invalid(f"{where}: {name}", _cut(value), allowed)
     return value
+
+
+def _is_text(value: object, *, empty: bool = False) -> bool:
+    """Whether it is a string, and has no half of a surrogate pair, which JSON can hold."""
+    if not isinstance(value, str) or not (empty or value.strip()):
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _number(row: Row, name: str, where: str, allowed: range) -> int:
