@@ -92,6 +92,8 @@ def show_table(results: Sequence[Result]) -> None:
 def _load_tasks(names: Sequence[str], args: argparse.Namespace) -> list[evals.LoadedTask]:
     from depth_memory import evals
 
+    if args.task_data is None:
+        console.note("getting the data of the tasks from the hub")
     tasks = evals.load_tasks(names, args.task_data, limit=args.limit)
     for loaded in tasks:
         console.note(f"{loaded.task.name}: {loaded.documents} documents of {loaded.source}")
