@@ -23,22 +23,22 @@ Result = dict[str, Any]
 
 
 def parse(text: str) -> list[str]:
-    """Names of tasks, separated by commas; `all` is every benchmark.
+    """Our names of the tasks in `text`, separated by commas; `all` is every benchmark.
 
     Raises:
         UserError: An unknown one, or none.
     """
     from depth_memory import evals
 
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise invalid("--tasks", text, ", ".join((VALIDATION, ALL, *evals.TASKS)))
-    names = [n for name in names for n in (evals.TASKS if name == ALL else [name])]
-    known = {name for task in evals.TASKS.values() for name in task.names}
-    for name in names:
-        if name not in known and name != VALIDATION:
-            raise invalid("--tasks", name, ", ".join((VALIDATION, ALL, *evals.TASKS)))
-    return list(dict.fromkeys(names))
+    given = [name.strip() for name in text.split(",") if name.strip()]
+    known = {name: task.name for task in evals.TASKS.values() for name in task.names}
+    known[VALIDATION] = VALIDATION
+    names = [n for name in given for n in (evals.TASKS if name == ALL else [name])]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        got = unknown[0] if unknown else text
+        raise invalid("--tasks", got, ", ".join((VALIDATION, ALL, *evals.TASKS)))
+    return list(dict.fromkeys(known[name] for name in names))
 
 
 def run(args: argparse.Namespace, validate: Callable[[Path], Result]) -> list[Result]:
@@ -60,21 +60,18 @@ def run(args: argparse.Namespace, validate: Callable[[Path], Result]) -> list[Re
     folders = [loading.locate(path) for path in args.model]
     benchmarks = [name for name in names if name != VALIDATION]
     tasks = _load_tasks(benchmarks, args) if benchmarks else []
-    order = [name if name == VALIDATION else evals.find_task(name).name for name in names]
+    tokenizers = [evals.load_tokenizer(args.tokenizer or f) for f in folders if tasks]
     results = []
-    for path, folder in zip(args.model, folders, strict=True):
-        found = _validated(validate(path)) if VALIDATION in names else {}
-        described, scored = _benchmarked(path, folder, tasks, args) if tasks else ({}, {})
-        scores = {**found, **scored}
-        results.append(
-            {
-                "model": str(path),
-                "weights": str(folder),
-                **described,
-                "tasks": {name: scores[name] for name in dict.fromkeys(order)},
-                "versions": _versions(),
-            }
-        )
+    for i, (path, folder) in enumerate(zip(args.model, folders, strict=True)):
+        scores = _validated(validate(path)) if VALIDATION in names else {}
+        described: Result = {}
+        if tasks:
+            model = loading.load_any(folder, device=args.device, dtype=args.dtype)
+            described = _description(model, args)
+            scores |= _benchmarked(path, model, tokenizers[i], tasks, args)
+        ordered = {name: scores[name] for name in names}
+        about = {"model": str(path), "weights": str(folder), **described}
+        results.append({**about, "tasks": ordered, "versions": _versions()})
     return results
 
 
@@ -101,13 +98,15 @@ def _load_tasks(names: Sequence[str], args: argparse.Namespace) -> list[evals.Lo
 
 
 def _benchmarked(
-    path: Path, folder: Path, tasks: Sequence[evals.LoadedTask], args: argparse.Namespace
-) -> tuple[Result, dict[str, Result]]:
-    """What the model is, and its result on each task."""
+    path: Path,
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[evals.LoadedTask],
+    args: argparse.Namespace,
+) -> dict[str, Result]:
+    """A model's result on each task."""
     from depth_memory import evals
 
-    tokenizer = evals.load_tokenizer(args.tokenizer or folder)
-    model = loading.load_any(folder, device=args.device, dtype=args.dtype)
     options = {"batch": args.batch, "length": args.length, "limit": args.limit}
     results: dict[str, Result] = {}
     for loaded in tasks:
@@ -115,7 +114,7 @@ def _benchmarked(
         found = evals.evaluate(model, tokenizer, [loaded], **options, step=step)
         results[loaded.task.name] = _as_dict(loaded, found[loaded.task.name])
         _report(path, loaded, results[loaded.task.name], time.monotonic() - began)
-    return _description(model, args), results
+    return results
 
 
 def _description(model: Any, args: argparse.Namespace) -> Result:
