@@ -24,8 +24,10 @@ BELOW = {
     "models": {"errors", "streams"},
     "train": {"errors", "files", "streams", "models", "data"},
     "inspect": {"errors", "files", "ops", "streams", "models"},
+    "evals": {"errors", "files", "models", "data"},
     "presets": {"errors", "streams", "models", "data", "train"},
-    "cli": {"errors", "files", "ops", "streams", "models", "data", "train", "inspect", "presets"},
+    "cli": {"errors", "files", "ops", "streams", "models", "data", "train", "inspect", "evals"}
+    | {"presets"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -40,6 +42,7 @@ PUBLIC = {
     "ensure_default load_tokenizer train_tokenizer",
     "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train evaluate Result Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
+    "evals": "TASKS Task LoadedTask TaskResult Score find_task load_tasks load_tokenizer evaluate",
     "presets": "PRESETS get with_stream debug demo small",
     "cli": "main",
     "errors": "UserError invalid choose",

@@ -20,6 +20,7 @@ EXTRAS = {
     "wandb": "wandb",
     "trackio": "trackio",
     "peft": "peft",
+    "eval": "lm_eval",
 }
 """Name of an extra -> the module that it installs."""
 

@@ -1,19 +1,25 @@
-"""`depth-memory evaluate`: the loss of one or several models on held-out text."""
+"""`depth-memory evaluate`: the loss of models on held-out text, or their scores on benchmarks."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from depth_memory.cli import arguments, console, loading
-from depth_memory.errors import invalid
+from depth_memory.cli import arguments, benchmarks, console, loading
+from depth_memory.errors import UserError, invalid
+from depth_memory.files import reason, replaced_file
 
 EXAMPLES = """\
 depth-memory evaluate runs/ldm runs/preln
 depth-memory evaluate runs/ldm --data corpus --length 512 --json
 depth-memory evaluate runs/ldm runs/preln --figure comparison.png
+depth-memory evaluate runs/ldm runs/preln --tasks wikitext,lambada,piqa --out scores.json
+depth-memory evaluate runs/ldm --tasks all --task-data benchmarks --batch 16 --limit 500
 """
+HEADER = ("model", "stream", "parameters", "nats/token", "perplexity", "bits/byte", "tokens")
 
 
 def add(commands: Any) -> None:
@@ -22,34 +28,23 @@ def add(commands: Any) -> None:
         commands,
         "evaluate",
         run,
-        summary="Validation loss in nats per token and bits per byte, of one or several models.",
+        summary="Loss on held-out text, or scores on benchmarks, of one or several models.",
         examples=EXAMPLES,
     )
     loading.add_model(parser, nargs="+")
     parser.add_argument(
-        "--data",
-        metavar="DIR",
-        type=arguments.path,
-        help="prepared data; by default what the model's run was trained on",
-    )
-    parser.add_argument("--split", default="validation", help="validation (default) or train")
-    parser.add_argument(
         "--length",
         metavar="N",
         type=arguments.count,
-        help="tokens per window, each without context; by default as in the model's run, else 256",
-    )
-    parser.add_argument("--rows", metavar="N", type=arguments.count, default=8, help="at a time")
-    parser.add_argument(
-        "--windows", metavar="N", type=arguments.count, help="only the first N windows"
+        help="tokens per window, each without context; by default as in the model's run, else 256. "
+        "For benchmarks the longest context; by default all positions the model knows",
     )
     parser.add_argument("--json", action="store_true", help="for programs to read")
     parser.add_argument(
-        "--figure",
-        metavar="FILE",
-        type=arguments.path,
-        help="also draw the loss of the models' runs over their steps",
+        "--out", metavar="FILE", type=arguments.path, help="also write the results as JSON"
     )
+    _add_loss(parser)
+    _add_benchmarks(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,12 +53,88 @@ def run(args: argparse.Namespace) -> None:
         from depth_memory.cli import curves
 
         curves.draw(args.model, args.figure)
-    results = [_evaluated(path, args) for path in args.model]
+    if args.out is not None:
+        _check_writable(args.out)
+    if args.tasks is None:
+        results = [_evaluated(path, args) for path in args.model]
+    else:
+        results = benchmarks.run(args, lambda path: _evaluated(path, args))
+    _show(results, args)
+    if args.out is not None:
+        with replaced_file(args.out) as partial:
+            partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def _add_loss(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("loss on held-out text (without --tasks)")
+    group.add_argument(
+        "--data",
+        metavar="DIR",
+        type=arguments.path,
+        help="prepared data; by default what the model's run was trained on",
+    )
+    group.add_argument("--split", default="validation", help="validation (default) or train")
+    group.add_argument("--rows", metavar="N", type=arguments.count, default=8, help="at a time")
+    group.add_argument(
+        "--windows", metavar="N", type=arguments.count, help="only the first N windows"
+    )
+    group.add_argument(
+        "--figure",
+        metavar="FILE",
+        type=arguments.path,
+        help="also draw the loss of the models' runs over their steps",
+    )
+
+
+def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "benchmarks", "by lm-evaluation-harness, zero-shot; any causal model of transformers"
+    )
+    group.add_argument(
+        "--tasks",
+        metavar="NAMES",
+        help="separated by commas: wikitext, lambada, piqa, arc_easy, arc_challenge, hellaswag, "
+        "winogrande, openbookqa, siqa, all; also validation, the loss as above",
+    )
+    group.add_argument(
+        "--task-data",
+        metavar="DIR",
+        type=arguments.path,
+        help="where piqa.jsonl or piqa.parquet lie, for example; what is not there is "
+        "downloaded from the hub",
+    )
+    group.add_argument(
+        "--limit", metavar="N", type=arguments.count, help="only the first N documents of a task"
+    )
+    group.add_argument(
+        "--batch", metavar="N", type=arguments.count, default=1, help="at a time (default: 1)"
+    )
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto (default, as saved), float32, bfloat16 or float16",
+    )
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the work whether its result can be kept."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {reason(error)}") from error
+    if path.is_dir():
+        raise invalid("--out", str(path), "a file")
+
+
+def _show(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
     if args.json:
         console.show_json(results)
-        return
-    header = ("model", "stream", "parameters", "nats/token", "bits/byte", "tokens")
-    console.show_table(header, [_row(result) for result in results])
+    elif args.tasks is not None:
+        benchmarks.show_table(results)
+    else:
+        console.show_table(HEADER, [_row(result) for result in results])
 
 
 def _evaluated(path: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -82,6 +153,7 @@ def _evaluated(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         "stream": loaded.model.config.stream["name"],
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "loss": found.loss,
+        "token_perplexity": found.token_perplexity,
         "bits_per_byte": found.bits_per_byte,
         "tokens": found.tokens,
         "data": str(split.directory),
@@ -96,6 +168,7 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
         result["stream"],
         console.short(result["parameters"]),
         f"{result['loss']:.4f}",
+        f"{result['token_perplexity']:.2f}",
         f"{result['bits_per_byte']:.4f}",
         console.short(result["tokens"]),
     )

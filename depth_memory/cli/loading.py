@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,7 @@ from depth_memory.errors import UserError, choose, invalid
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from depth_memory.data import TokenData, Tokenizer
     from depth_memory.models import DepthForCausalLM
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 KINDS = "a directory of a run, of one of its checkpoints, or of a saved model"
 PLAIN = ("llama", "qwen3")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""What weights may be cast to; `auto` leaves them as they were saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +172,44 @@ def _run_of(folder: Path) -> Run | None:
     return None
 
 
-def _model(folder: Path) -> DepthForCausalLM:
-    from safetensors import SafetensorError
+def load_any(folder: Path, *, device: str = "auto", dtype: str = "auto") -> PreTrainedModel:
+    """A causal language model of this package or of transformers, whatever its architecture.
 
+    Args:
+        folder: With the weights, as `locate` finds it.
+        device: `auto`, `cpu` or `cuda`.
+        dtype: One of `DTYPES`.
+
+    Raises:
+        UserError: The model is damaged or incomplete, or there is no such device or dtype.
+    """
+    from depth_memory.train.parallel import choose_device
+
+    target = choose_device(choose("--device", device, ("auto", "cpu", "cuda")))
+    return _cast(_weights(folder), dtype).to(target).eval()
+
+
+def _cast(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    import torch
+
+    choose("--dtype", dtype, DTYPES)
+    return model if dtype == "auto" else model.to(getattr(torch, dtype))
+
+
+def _model(folder: Path) -> DepthForCausalLM:
     from depth_memory import models
     from depth_memory.models import DepthForCausalLM
 
+    model = _weights(folder, [*(f"depth_{name}" for name in PLAIN), *PLAIN])
+    return model if isinstance(model, DepthForCausalLM) else models.graft(model, {"name": "preln"})
+
+
+def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedModel:
+    """The model in `folder`, of one of the `known` architectures if given."""
+    from safetensors import SafetensorError
+
     try:
-        model, report = _from_pretrained(folder)
+        model, report = _from_pretrained(folder, known)
     except UserError:
         raise
     # what transformers raises for files that it cannot read, or that do not belong together
@@ -185,21 +219,23 @@ def _model(folder: Path) -> DepthForCausalLM:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(f"{folder}: weights are missing: {missing[0]}{more}")
-    if isinstance(model, DepthForCausalLM):
-        return model
-    return models.graft(model, {"name": "preln"})
+    return model
 
 
-def _from_pretrained(folder: Path) -> tuple[Any, dict[str, Any]]:
+def _from_pretrained(
+    folder: Path, known: Sequence[str] | None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
+
+    import depth_memory.models  # noqa: F401 - makes the auto classes know our own
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(folder, **options)
-    known = [*(f"depth_{name}" for name in PLAIN), *PLAIN]
-    choose(f"{folder}: model_type", config.model_type, known)
+    if known is not None:
+        choose(f"{folder}: model_type", config.model_type, known)
     options |= {"config": config, "output_loading_info": True}
     model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
     return model, report

@@ -8,6 +8,7 @@ manifest; `open_split` opens a split of it; `TokenData.batch` gives the rows of 
 from depth_memory.data.corpus import default_tokenizer, embedded_corpus, ensure_default
 from depth_memory.data.manifest import Manifest, read_manifest
 from depth_memory.data.pipeline import prepare, verify
+from depth_memory.data.sources import read_rows
 from depth_memory.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from depth_memory.data.tokens import TokenData, bits_per_byte, open_split
 
@@ -23,6 +24,7 @@ __all__ = [
     "open_split",
     "prepare",
     "read_manifest",
+    "read_rows",
     "train_tokenizer",
     "verify",
 ]

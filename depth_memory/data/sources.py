@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from depth_memory.data.records import jsonl_texts, parquet_texts
+from depth_memory.data.records import jsonl_rows, jsonl_texts, parquet_rows, parquet_texts
 from depth_memory.errors import UserError
 from depth_memory.files import reason
 
@@ -78,6 +79,21 @@ def read_documents(files: Iterable[SourceFile], *, text_field: str) -> Iterator[
     for file in files:
         for text, where in _texts(file.path, text_field):
             yield _document(text, where, text_field)
+
+
+def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """The rows of a file of JSON lines or Parquet, and where each stands.
+
+    Args:
+        path: Parquet if its suffix says so, else JSON lines, also as `.gz` and `.xz`.
+
+    Raises:
+        UserError: Unreadable or damaged file, or a line that is not a JSON object; the message
+            names file and line.
+    """
+    if _suffix(path) in PARQUET_SUFFIXES:
+        return parquet_rows(path)
+    return jsonl_rows(_lines(path), path)
 
 
 def _file(path: Path, name: str) -> SourceFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ from depth_memory.train.parallel import World
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+OVERFLOW = 700.0
+"""A loss whose exponential a float can just about hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -30,6 +34,11 @@ class Evaluation:
     """The same per byte of text, in bits: comparable between tokenizers."""
     tokens: int
     """How many tokens were predicted."""
+
+    @property
+    def token_perplexity(self) -> float:
+        """exp of the loss; comparable only between models with the same tokenizer."""
+        return math.exp(self.loss) if self.loss < OVERFLOW else math.inf
 
 
 def evaluate(

@@ -12,10 +12,10 @@ import torch
 PACKAGES = ("depth-memory", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def versions() -> dict[str, str]:
-    """Name to version of Python and of every package that decides a number."""
+def versions(*more: str) -> dict[str, str]:
+    """Name to version of Python, of every package that decides a number, and of `more`."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *more):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from depth_memory.data import read_rows
 from depth_memory.data.sources import find_files, read_documents
 
 
@@ -168,3 +169,30 @@ def test_damaged_compression_is_named(tmp_path, refused):
         path.write_bytes(content)
         with refused(path, "cannot be read"):
             read(path)
+
+
+ROWS = [{"query": "a", "gold": 1}, {"query": "b", "gold": 0}]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.xz", ".json"])
+def test_rows_of_json_lines_come_with_their_place(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opened(path, "wt") as file:
+        file.write("\n\n".join(map(json.dumps, ROWS)))
+    assert list(read_rows(path)) == [(ROWS[0], f"{path}:1"), (ROWS[1], f"{path}:3")]
+
+
+def test_rows_of_parquet_come_with_their_place(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    expected = [(row, f"{path}: row {number}") for number, row in enumerate(ROWS, 1)]
+    assert list(read_rows(path)) == expected
+
+
+@pytest.mark.parametrize("line", ["[1]", '"a"', "3", "{"])
+def test_a_row_that_is_no_object_is_named(tmp_path, refused, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{json.dumps(ROWS[0])}\n{line}\n")
+    with refused(f"{path}:2"):
+        list(read_rows(path))

@@ -10,7 +10,7 @@ import torch
 
 from depth_memory.data import open_split
 from depth_memory.errors import UserError
-from depth_memory.train import evaluate
+from depth_memory.train import Evaluation, evaluate
 from depth_memory.train.build import build_model
 from depth_memory.train.parallel import connect
 from tests.train.processes import call_ranks
@@ -29,6 +29,11 @@ def test_every_token_but_the_first_is_predicted_once(corpus: Path) -> None:
     assert evaluation.loss == pytest.approx(math.log(257), abs=0.2)
     expected = evaluation.loss * split.tokens / split.bytes / math.log(2)
     assert evaluation.bits_per_byte == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_token_perplexity_is_exp_of_the_loss_even_beyond_floats() -> None:
+    found = [Evaluation(loss=x, bits_per_byte=0, tokens=1).token_perplexity for x in (2.5, 1e4)]
+    assert found == [math.exp(2.5), math.inf]
 
 
 def test_the_loss_is_that_of_the_definition(corpus: Path) -> None:
