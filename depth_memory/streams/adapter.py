@@ -26,8 +26,8 @@ class PreLNAdapterConfig:
 
     name: ClassVar[str] = "preln_adapter"
     rank: int = 32
-    """Rank r of the map, which has 2 r D parameters per sublayer. `presets.counts.control` finds the
-    rank with which a network has as many new parameters as another stream gives it."""
+    """Rank r of the map, which has 2 r D parameters. `presets.counts.control` finds the one with
+    which a network has as many new parameters as another stream gives it."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
