@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from depth_memory.errors import UserError
 
@@ -25,6 +27,50 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def dumps(value: Any) -> str:
+    """JSON text that is a function of the value alone."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sealed(manifest: dict[str, Any]) -> str:
+    """A manifest as text, with a checksum of its own."""
+    digest = hashlib.sha256(dumps(manifest).encode()).hexdigest()
+    return dumps({**manifest, "checksum": digest})
+
+
+def read_sealed(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Why what `sealed` wrote cannot be used, or None, and the manifest."""
+    try:
+        text = path.read_bytes().decode()
+        manifest = json.loads(text)
+        stated = {key: value for key, value in manifest.items() if key != "checksum"}
+        if sealed(stated) != text:
+            return f"{path.name} was altered", {}
+    except FileNotFoundError:
+        return f"{path.name} is missing", {}
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{path.name} cannot be read ({error})", {}
+    return None, manifest
+
+
+def inventory(paths: Iterable[Path]) -> dict[str, Any]:
+    """Size and SHA-256 of files by name, as a manifest holds them."""
+    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
+
+
+def damage(folder: Path, inventory: dict[str, Any]) -> str | None:
+    """The first file of an inventory that is not as it was, and why; None if all are."""
+    for name, entry in inventory.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+        if sha256_of(file) != entry["sha256"]:
+            return f"{name} was altered (SHA-256 differs)"
+    return None
+
+
 def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
     """Write `blocks` one after the other and wait until they are on the disk.
 
@@ -36,6 +82,7 @@ def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
         for block in blocks:
             file.write(block)
             digest.update(block)
+            del block  # large ones come one after the other, and must not meet
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()

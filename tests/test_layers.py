@@ -18,16 +18,29 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 BELOW = {
     "errors": set(),
     "files": {"errors"},
+    "weights": {"errors", "files"},
     "ops": {"errors"},
     "streams": {"errors", "ops"},
     "data": {"errors", "files"},
     "models": {"errors", "streams"},
-    "train": {"errors", "files", "streams", "models", "data"},
+    "convert": {"errors", "files", "weights", "streams", "models"},
+    "train": {"errors", "files", "weights", "streams", "models", "data"},
     "inspect": {"errors", "files", "ops", "streams", "models"},
     "evals": {"errors", "files", "models", "data"},
     "presets": {"errors", "streams", "models", "data", "train"},
-    "cli": {"errors", "files", "ops", "streams", "models", "data", "train", "inspect", "evals"}
-    | {"presets"},
+    "cli": {
+        "errors",
+        "files",
+        "ops",
+        "streams",
+        "models",
+        "data",
+        "convert",
+        "train",
+        "inspect",
+        "evals",
+        "presets",
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -40,7 +53,9 @@ PUBLIC = {
     "build_model",
     "data": "prepare verify open_split read_manifest embedded_corpus default_tokenizer "
     "ensure_default load_tokenizer train_tokenizer",
-    "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train evaluate Result Evaluation",
+    "convert": "convert to_transformers Conversion",
+    "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train continued evaluate Result "
+    "Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
     "evals": "TASKS Task LoadedTask TaskResult Score find_task load_tasks load_tokenizer evaluate",
     "presets": "PRESETS get with_stream debug demo small",

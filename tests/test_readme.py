@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/framework.md"]
+PAGES = ["README.md", "docs/framework.md", "docs/pretrained.md"]
 
 
 def blocks(page):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 depth-memory data prepare books/ --out corpus --vocab-size 8192
 depth-memory data prepare web.jsonl --out corpus --tokenizer tokenizer.json --workers 4
+depth-memory data prepare books/ --out corpus --tokenizer smollm2-ldm
 depth-memory data verify corpus
 """
 SECONDS_BETWEEN_NOTES = 2.0
@@ -57,9 +58,10 @@ def _add_prepare(parts: Any) -> None:
     add("--out", metavar="DIR", type=arguments.path, required=True, help="the folder to create")
     add(
         "--tokenizer",
-        metavar="FILE",
+        metavar="FILE|DIR",
         type=arguments.path,
-        help="a tokenizer.json; by default that of the embedded corpus, 4096 entries",
+        help="a tokenizer.json, or the directory of a model that has one; by default that of the "
+        "embedded corpus, 4096 entries",
     )
     add(
         "--vocab-size",

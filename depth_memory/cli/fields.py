@@ -55,9 +55,9 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def add_fields(parser: argparse.ArgumentParser, run: Run) -> None:
-    """Add an option for every field of `run`, in groups."""
-    for group, members in itertools.groupby(fields_of(run), key=_group):
+def add_fields(parser: argparse.ArgumentParser, value: Any, prefix: str = "") -> None:
+    """Add an option for every field of a configuration, in groups."""
+    for group, members in itertools.groupby(fields_of(value, prefix), key=_group):
         section = parser.add_argument_group(group or "run")
         for field in members:
             section.add_argument(
@@ -92,14 +92,14 @@ def override(run: Run, given: dict[str, Any]) -> Run:
         target = values
         for group in groups:
             target = target[group]
-        target[field] = _parsed(hints[name], text)
+        target[field] = parsed(hints[name], text)
     return Run.from_dict(values)
 
 
-def _parsed(hint: Any, text: Any) -> Any:
+def parsed(hint: Any, text: Any) -> Any:
     """The JSON value that `text` stands for; the text itself if it stands for none of the type."""
     if isinstance(text, list):
-        return [_parsed(get_args(hint)[0], item) for item in text]
+        return [parsed(get_args(hint)[0], item) for item in text]
     if NoneType in get_args(hint) and text == "none":
         return None
     if _is_text(hint):

@@ -16,6 +16,7 @@ from depth_memory import __version__
 from depth_memory.cli import (
     arguments,
     console,
+    convert,
     data,
     doctor,
     evaluate,
@@ -28,7 +29,7 @@ from depth_memory.errors import UserError
 
 COMMANDS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (train, evaluate, generate, inspect, data, presets, doctor)
+    for module in (train, evaluate, generate, inspect, convert, data, presets, doctor)
 }
 """Name -> module with `add(commands)`, which describes the command and says what runs it."""
 

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from depth_memory.cli import arguments, console
+from depth_memory.errors import invalid
 
 if TYPE_CHECKING:
     from depth_memory.train import Run
@@ -17,6 +18,7 @@ depth-memory train debug
 depth-memory train demo --stream preln --out runs/preln
 depth-memory train demo --model.stream.key-dim 4 --optim.lr 2e-3 --steps 400
 depth-memory train demo --print-config
+depth-memory train --from smollm2-ldm demo --data.directory corpus --optim.stream-lr 3e-3
 """
 NOTE = "Any field of the configuration is an option: depth-memory train PRESET --help lists them."
 
@@ -29,7 +31,7 @@ def add(commands: Any) -> None:
         run,
         summary=SUMMARY,
         examples=EXAMPLES,
-        usage="depth-memory train PRESET [--stream NAME] [--FIELD VALUE ...]",
+        usage="depth-memory train PRESET [--stream NAME | --from DIR] [--FIELD VALUE ...]",
         parents=[_options()],
         add_help=False,
     )
@@ -78,6 +80,13 @@ def _options() -> arguments.Parser:
     parser = arguments.Parser(add_help=False)
     parser.add_argument("--stream", metavar="NAME", help="swap the stream, before other fields")
     parser.add_argument(
+        "--from",
+        metavar="DIR",
+        type=arguments.path,
+        dest="source",
+        help="go on from a model with a stream, which depth-memory convert makes, or from a run",
+    )
+    parser.add_argument(
         "--resume",
         metavar="auto|never|always",
         default="auto",
@@ -92,7 +101,20 @@ def _start(args: argparse.Namespace) -> Run:
     from depth_memory import presets
 
     start = presets.get(args.preset)
+    if args.source is not None:
+        return _continued(start, args)
     return start if args.stream is None else presets.with_stream(start, args.stream)
+
+
+def _continued(start: Run, args: argparse.Namespace) -> Run:
+    from depth_memory import train
+    from depth_memory.cli import loading
+
+    run = train.continued(start, loading.locate(args.source))
+    name = run.model.stream.name
+    if args.stream not in (None, name):
+        raise invalid("--stream", args.stream, f"{name}, as in {run.origin}, or convert to another")
+    return run
 
 
 def _field_parser(args: argparse.Namespace, start: Run) -> arguments.Parser:
@@ -100,7 +122,7 @@ def _field_parser(args: argparse.Namespace, start: Run) -> arguments.Parser:
 
     parser = arguments.Parser(
         prog=f"depth-memory train {args.preset}",
-        usage=f"depth-memory train {args.preset} [--stream NAME] [--FIELD VALUE ...]",
+        usage=f"depth-memory train {args.preset} [--stream NAME | --from DIR] [--FIELD VALUE ...]",
         epilog=arguments.epilog(EXAMPLES),
         parents=[_options()],
     )

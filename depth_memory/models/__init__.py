@@ -10,6 +10,7 @@ from depth_memory.models.causal_lm import DepthQwen3ForCausalLM as DepthQwen3For
 from depth_memory.models.config import DepthLlamaConfig as DepthLlamaConfig
 from depth_memory.models.config import DepthQwen3Config as DepthQwen3Config
 from depth_memory.models.families import FAMILIES as FAMILIES
+from depth_memory.models.families import family_name as family_name
 from depth_memory.models.graft import graft as graft
 from depth_memory.models.registry import build_model as build_model
 from depth_memory.models.registry import class_for as class_for

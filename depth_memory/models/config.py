@@ -9,6 +9,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from depth_memory import streams
 from depth_memory.models import export
+from depth_memory.models.families import family_of
 
 DEFAULT_STREAM = {"name": "ldm"}
 
@@ -44,6 +45,12 @@ class DepthConfig(PreTrainedConfig):
         fields = {k: v for k, v in config.to_dict().items() if k not in _NOT_CARRIED}
         fields |= {"stream": stream, "attn_implementation": config._attn_implementation}
         return cls(**fields)
+
+    def to_backbone(self) -> PreTrainedConfig:
+        """The configuration of the backbone alone, of transformers' own class."""
+        fields = {k: v for k, v in self.to_dict().items() if k not in _NOT_CARRIED}
+        plain: Any = family_of(self).causal_lm.config_class
+        return plain(**fields)
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **options: Any

@@ -45,13 +45,22 @@ PREFIX = "depth_"
 """What `model_type` carries before the name of the family."""
 
 
+def family_name(config: PreTrainedConfig) -> str:
+    """The family of a configuration of this package or of transformers.
+
+    Raises:
+        UserError: Its `model_type` is no family that we know.
+    """
+    return choose("model_type", config.model_type.removeprefix(PREFIX), FAMILIES)
+
+
 def family_of(config: PreTrainedConfig) -> Family:
     """The building blocks that a configuration of this package or of transformers calls for.
 
     Raises:
         UserError: Its `model_type` is no family that we know.
     """
-    return FAMILIES[choose("model_type", config.model_type.removeprefix(PREFIX), FAMILIES)]
+    return FAMILIES[family_name(config)]
 
 
 def attention_kinds(config: PreTrainedConfig) -> list[str]:

@@ -41,7 +41,7 @@ def graft(model: PreTrainedModel, stream: Any) -> DepthForCausalLM:
     # Its buffers are not in the state dict.
     grafted.model.rotary_emb = model.model.rotary_emb
     grafted.tie_weights()
-    _start(grafted, model.device, model.dtype)
+    start_(grafted, grafted, model.device, model.dtype)
     grafted.generation_config = copy.deepcopy(model.generation_config)
     return grafted.train(model.training)
 
@@ -54,13 +54,31 @@ def _family_name(model: nn.Module) -> str:
     raise invalid("model", type(model).__name__, supported)
 
 
-def _start(model: DepthForCausalLM, device: torch.device, dtype: torch.dtype) -> None:
-    """Give the new parameters memory, their start, and what preserves the function."""
-    for module in model.modules():
+def start_(
+    model: DepthForCausalLM,
+    root: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    preserve: bool = True,
+) -> None:
+    """Give new parameters memory, their start, and what preserves the function.
+
+    Args:
+        model: Knows how its modules start.
+        root: The part of it whose parameters, as far as they are on the meta device, are new.
+        device: Where they go.
+        dtype: Theirs, but for what stays float32.
+        preserve: Whether streams and ports then act as the ordinary residual.
+
+    Raises:
+        UserError: They cannot.
+    """
+    for module in root.modules():
         if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
             module.to_empty(device=device, recurse=False)
             model._init_weights(module)
             module.to(dtype)
-    for module in model.modules():
+    for module in root.modules() if preserve else ():
         if isinstance(module, streams.Stream | streams.Port):
             module.preserve_()

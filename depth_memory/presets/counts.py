@@ -7,6 +7,7 @@ of an activation (floats of the memory take 4), this comes to
 
     stream          state, bytes per token                          multiplications per token
     preln           b D                                             0
+    preln_adapter   b D                                             the maps alone
     hc, mhc         b n D                                           L (n^2 + 2 n) D, and the maps
     denseformer     b D (2 + L / 2)                                 S D at the end of a block
     attnres         b D S, S up to L + 1 (blocks + 1 for block_)    4 S D at a read
@@ -32,6 +33,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from depth_memory import streams
+from depth_memory.errors import invalid
+from depth_memory.streams.adapter import PreLNAdapterConfig
 from depth_memory.streams.base import Port, Stream
 from depth_memory.train.build import build_model
 from depth_memory.train.config import ModelSpec
@@ -87,6 +90,28 @@ def count_stream(
         training_flops=3 * counter.get_total_flops(),
         state_bytes=state_bytes,
     )
+
+
+def control(config: Any, *, width: int, sites: int) -> PreLNAdapterConfig:
+    """The control of a stream: as many new parameters, and no way through the depth.
+
+    Args:
+        config: A stream's configuration, or a mapping with its `name`.
+        width: Model dimension D.
+        sites: Number of sublayers, two per layer.
+
+    Returns:
+        The adapter of the least rank with at least as many parameters as the stream; it has less
+        than one rank, 2 D per sublayer, more.
+
+    Raises:
+        UserError: The stream has no parameters, or does not fit the network.
+    """
+    wanted = count_stream(config, width=width, sites=sites).parameters
+    if wanted == 0:
+        raise invalid("stream.name", streams.resolve(config).name, "a stream with parameters")
+    each = count_stream(PreLNAdapterConfig(rank=1), width=width, sites=sites).parameters
+    return PreLNAdapterConfig(rank=math.ceil(wanted / each))
 
 
 @functools.lru_cache

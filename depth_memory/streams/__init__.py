@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from depth_memory.errors import choose, invalid
+from depth_memory.streams.adapter import PreLNAdapter, PreLNAdapterConfig
 from depth_memory.streams.attnres import AttnRes, AttnResConfig, BlockAttnResConfig
 from depth_memory.streams.base import Port, Stream, StreamModule, frozen_coefficients
 from depth_memory.streams.denseformer import DenseFormer, DenseFormerConfig
@@ -21,6 +22,7 @@ from depth_memory.streams.preln import PreLN, PreLNConfig
 
 StreamConfig = (
     PreLNConfig
+    | PreLNAdapterConfig
     | HCConfig
     | MHCConfig
     | DenseFormerConfig
@@ -33,6 +35,7 @@ StreamConfig = (
 
 STREAMS: dict[str, tuple[type[Any], type[Stream]]] = {
     "preln": (PreLNConfig, PreLN),
+    "preln_adapter": (PreLNAdapterConfig, PreLNAdapter),
     "hc": (HCConfig, HC),
     "mhc": (MHCConfig, MHC),
     "denseformer": (DenseFormerConfig, DenseFormer),
@@ -46,6 +49,12 @@ STREAMS: dict[str, tuple[type[Any], type[Stream]]] = {
 
 FLOAT32_MODULES: tuple[str, ...] = ("forgetting", "prior", "controller")
 """Names of the submodules whose parameters stay float32 in a model of any dtype."""
+
+
+def stays_float32(name: str) -> bool:
+    """Whether a parameter of this dotted name is never rounded."""
+    return not set(FLOAT32_MODULES).isdisjoint(name.split("."))
+
 
 UNDECAYED: tuple[str, ...] = (
     "static_alpha",
@@ -132,4 +141,5 @@ __all__ = [
     "build",
     "frozen_coefficients",
     "resolve",
+    "stays_float32",
 ]

@@ -9,6 +9,7 @@ from depth_memory.train.directory import load_run
 from depth_memory.train.evaluate import Evaluation, evaluate
 from depth_memory.train.loop import NonFiniteError, Result, train
 from depth_memory.train.metrics import read_metrics
+from depth_memory.train.origin import continued
 
 __all__ = [
     "DataSpec",
@@ -19,6 +20,7 @@ __all__ = [
     "Result",
     "Run",
     "ScheduleSpec",
+    "continued",
     "evaluate",
     "load_run",
     "read_metrics",

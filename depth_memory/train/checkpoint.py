@@ -14,8 +14,6 @@ else needs saving: data order and randomness are functions of seed and step.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import sha256_of
+from depth_memory.files import damage, inventory, read_sealed, sealed
 from depth_memory.train import files, parallel
 
 FORMAT = 1
@@ -93,12 +91,9 @@ def save(
         save_file(moments, folder / OPTIMIZER)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        inventory = {
-            file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
-            for file in sorted(folder.iterdir())
-        }
-        manifest = {"format": FORMAT, "step": step, **facts, "files": inventory}
-        (folder / STATE).write_text(_sealed(manifest), encoding="utf-8")
+        written = inventory(sorted(folder.iterdir()))
+        manifest = {"format": FORMAT, "step": step, **facts, "files": written}
+        (folder / STATE).write_text(sealed(manifest), encoding="utf-8")
     for old in listed(root)[keep:]:
         files.remove_directory(old)
     return path
@@ -179,39 +174,15 @@ def _names(path: Path) -> list[str]:
         return list(file.keys())
 
 
-def _sealed(manifest: dict[str, Any]) -> str:
-    digest = hashlib.sha256(files.dumps(manifest).encode()).hexdigest()
-    return files.dumps({**manifest, "checksum": digest})
-
-
 def examine(path: Path) -> tuple[str | None, dict[str, Any]]:
     """Why a checkpoint cannot be used, or None, and what it says of itself."""
-    try:
-        text = (path / STATE).read_bytes().decode()
-        manifest = json.loads(text)
-        stated = {key: value for key, value in manifest.items() if key != "checksum"}
-        if _sealed(stated) != text:
-            return f"{STATE} was altered", {}
-    except FileNotFoundError:
-        return f"{STATE} is missing", {}
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{STATE} cannot be read ({error})", {}
+    problem, manifest = read_sealed(path / STATE)
+    if problem is not None:
+        return problem, {}
     if manifest["format"] > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
         raise invalid(f"{path / STATE}: format", manifest["format"], allowed)
-    return _damage(path, manifest["files"]), manifest
-
-
-def _damage(path: Path, inventory: dict[str, Any]) -> str | None:
-    for name, entry in inventory.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-        if sha256_of(file) != entry["sha256"]:
-            return f"{name} was altered (SHA-256 differs)"
-    return None
+    return damage(path, manifest["files"]), manifest
 
 
 @contextmanager

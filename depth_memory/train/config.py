@@ -103,10 +103,15 @@ class OptimSpec:
     decay never does."""
     clip: float = 1.0
     """Largest norm of the whole gradient; 0 leaves it alone."""
+    stream_lr: float | None = None
+    """Peak learning rate of what belongs to the stream and not to the backbone; `lr` where not
+    given. The schedule scales both."""
 
     def validate(self) -> None:
         """Raise the one-line error of the first field out of range."""
         positive("optim.lr", self.lr)
+        if self.stream_lr is not None:
+            positive("optim.stream_lr", self.stream_lr)
         positive("optim.eps", self.eps)
         for beta in self.betas:
             if not 0 <= beta < 1:
@@ -148,6 +153,11 @@ class Run:
     data: DataSpec = field(default_factory=DataSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    origin: Path | None = None
+    """A saved model to go on from, which `model` then describes; `--from` sets both. Its directory
+    is read when the run begins, and not again."""
+    freeze: Literal["none", "backbone"] = "none"
+    """What is not trained: nothing, or all that does not belong to the stream."""
     steps: int = 1000
     """Optimiser steps."""
     rows: int = 32
@@ -194,6 +204,8 @@ class Run:
             at_least(name, getattr(self, name), 1)
         for name in ("seed", "eval_every", "save_every"):
             at_least(name, getattr(self, name), 0)
+        if self.freeze != "none" and self.origin is None:
+            raise invalid("freeze", self.freeze, "none, for a model that is not trained yet")
         if self.eval_windows is not None:
             at_least("eval_windows", self.eval_windows, 1)
         self.schedule.validate(self.steps)

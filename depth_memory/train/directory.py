@@ -1,6 +1,6 @@
 """The directory of a run: who may write there, and from which step to go on.
 
-    out/run.json            configuration, data, and one entry for each time the run was started
+    out/run.json            configuration, data, origin, and one entry for each start of the run
     out/metrics.jsonl       one record for each logged step
     out/checkpoints/        see `checkpoint`
     out/model/              at the end: for `from_pretrained`, with `tokenizer.json`
@@ -136,7 +136,13 @@ def check_same(
         raise invalid(name, serial.lookup(ours, name), allowed)
 
 
-def claim(run: Run, identity: dict[str, Any], session: dict[str, Any], start: Start) -> None:
+def claim(
+    run: Run,
+    identity: dict[str, Any],
+    session: dict[str, Any],
+    start: Start,
+    origin: dict[str, Any] | None = None,
+) -> None:
     """Make the directory this run's, from `start` on.
 
     Writes `run.json` with the configuration as it is now and one more session, removes what a kill
@@ -145,6 +151,7 @@ def claim(run: Run, identity: dict[str, Any], session: dict[str, Any], start: St
     path, root = run.out / RUN, run.out / "checkpoints"
     sessions = read_description(run.out)["sessions"] if path.exists() else []
     head = {"format": FORMAT, "config": run.as_dict(), "data": identity}
+    head |= {} if origin is None else {"origin": origin}
     files.write_text(path, files.dumps({**head, "sessions": [*sessions, session]}))
     root.mkdir(exist_ok=True)
     for folder in (run.out, root):

@@ -12,12 +12,20 @@ from safetensors.torch import load_file
 from depth_memory.data import Tokenizer
 from depth_memory.errors import UserError
 from depth_memory.train import checkpoint, files, precision
-from depth_memory.train.build import build_model
+from depth_memory.train.build import build_from, build_model
 from depth_memory.train.config import Run
+from depth_memory.train.origin import Network
 
 
-def texts(run: Run, vocab_size: int, tokenizer: Tokenizer) -> dict[str, str]:
-    """The small files beside the weights of a checkpoint, name to content."""
+def texts(
+    run: Run, vocab_size: int, tokenizer: Tokenizer, network: Network | None = None
+) -> dict[str, str]:
+    """The small files beside the weights of a checkpoint, name to content.
+
+    Those of a pretrained network, if the run goes on from one, go along as they were.
+    """
+    if network is not None:
+        return {"config.json": network.config.to_json_string(), **network.texts}
     with torch.device("meta"):
         model = build_model(run.model, vocab_size, tokenizer.end_id)
     return {"config.json": model.config.to_json_string(), **tokenizer_files(run, tokenizer)}
@@ -34,7 +42,14 @@ def tokenizer_files(run: Run, tokenizer: Tokenizer) -> dict[str, str]:
     return {"tokenizer.json": tokenizer.json, "tokenizer_config.json": files.dumps(config)}
 
 
-def export(run: Run, source: Path, target: Path, vocab_size: int, tokenizer: Tokenizer) -> None:
+def export(
+    run: Run,
+    source: Path,
+    target: Path,
+    vocab_size: int,
+    tokenizer: Tokenizer,
+    network: Network | None = None,
+) -> None:
     """Write `target` from the checkpoint `source`.
 
     The weights are what the network computed with: rounded where the run's precision rounds.
@@ -48,7 +63,10 @@ def export(run: Run, source: Path, target: Path, vocab_size: int, tokenizer: Tok
         for name, weight in load_file(source / checkpoint.MODEL).items()
     }
     with torch.device("meta"):
-        model = build_model(run.model, vocab_size, tokenizer.end_id)
+        if network is None:
+            model = build_model(run.model, vocab_size, tokenizer.end_id)
+        else:
+            model = build_from(network.config)
     missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     tied = {"lm_head.weight"} if run.model.tie_embeddings else set()
@@ -57,7 +75,8 @@ def export(run: Run, source: Path, target: Path, vocab_size: int, tokenizer: Tok
     with files.replaced_directory(target) as folder:
         with _no_bars():
             model.save_pretrained(folder)
-        for name, text in tokenizer_files(run, tokenizer).items():
+        own = tokenizer_files(run, tokenizer) if network is None else network.texts
+        for name, text in own.items():
             (folder / name).write_text(text, encoding="utf-8")
 
 

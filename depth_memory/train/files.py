@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from depth_memory.errors import UserError
+from depth_memory.files import dumps as dumps
 from depth_memory.files import replaced_file, staged_directory, sync
 
 GOING = ".removed-"
@@ -39,11 +38,6 @@ def refusals_explained(place: Path) -> Generator[None]:
         if error.errno not in REFUSALS:
             raise
         raise UserError(f"out: cannot use {error.filename or place}: {error.strerror}") from error
-
-
-def dumps(value: Any) -> str:
-    """JSON text that is a function of the value alone."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -28,6 +28,7 @@ from depth_memory.train import (
     files,
     loggers,
     optim,
+    origin,
     provenance,
     schedule,
 )
@@ -38,6 +39,7 @@ from depth_memory.train.evaluate import Evaluation, evaluate
 from depth_memory.train.export import export, texts
 from depth_memory.train.loss import add_gradient, shift
 from depth_memory.train.metrics import Record
+from depth_memory.train.origin import Network
 from depth_memory.train.parallel import World, connect, full
 from depth_memory.train.precision import Weights
 from depth_memory.train.report import Report
@@ -74,6 +76,7 @@ class Session:
     model: DepthForCausalLM
     weights: Weights
     optimizer: torch.optim.Optimizer
+    network: Network | None
     texts: dict[str, str]
 
 
@@ -109,8 +112,9 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool = True) -> 
         start = directory.Start(
             **world.do(lambda: asdict(directory.find_start(run, corpus.identity, resume)))
         )
-        session = _prepare(run, world, corpus)
-        _begin(session, start)
+        source = world.do(lambda: origin.examine(run, start, corpus.train))
+        session = _prepare(run, world, corpus, origin.network_of(run, start))
+        _begin(session, start, source)
         report = stack.enter_context(Report(run, start.step, world, show=show))
         for text in start.skipped:
             report.note(f"skipped damaged checkpoint {text}")
@@ -125,9 +129,10 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool = True) -> 
     )
 
 
-def _prepare(run: Run, world: World, corpus: Corpus) -> Session:
+def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) -> Session:
     vocab_size, tokenizer = corpus.train.vocab_size, corpus.train.tokenizer
-    model, weights = prepare(run, vocab_size, tokenizer.end_id, world)
+    config = None if network is None else network.config
+    model, weights = prepare(run, vocab_size, tokenizer.end_id, world, config)
     return Session(
         run=run,
         world=world,
@@ -135,17 +140,20 @@ def _prepare(run: Run, world: World, corpus: Corpus) -> Session:
         model=model,
         weights=weights,
         optimizer=optim.adamw(weights.named, run.optim),
-        texts=texts(run, vocab_size, tokenizer),
+        network=network,
+        texts=texts(run, vocab_size, tokenizer, network),
     )
 
 
-def _begin(session: Session, start: directory.Start) -> None:
-    """Load the checkpoint to start from, if any, and note the session in `run.json`."""
-    run, world = session.run, session.world
+def _begin(session: Session, start: directory.Start, source: dict[str, Any] | None) -> None:
+    """Load what to start from, if anything, and note the session in `run.json`."""
+    run, world, named = session.run, session.world, session.weights.named
     if start.checkpoint is not None:
-        checkpoint.restore(Path(start.checkpoint), session.weights.named, session.optimizer, world)
-        session.weights.publish()
-    parameters = sum(p.numel() for p in session.weights.named.values())
+        checkpoint.restore(Path(start.checkpoint), named, session.optimizer, world)
+    elif run.origin is not None:
+        origin.load_(named, run.origin, world)
+    session.weights.publish()
+    parameters = sum(p.numel() for p in named.values())
     facts = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "from_step": start.step,
@@ -156,7 +164,7 @@ def _begin(session: Session, start: directory.Start) -> None:
         "commit": provenance.commit(),
         "versions": provenance.versions(),
     }
-    world.do(lambda: directory.claim(run, session.corpus.identity, facts, start))
+    world.do(lambda: directory.claim(run, session.corpus.identity, facts, start, source))
 
 
 def _steps(session: Session, first: int, report: Report) -> Evaluation:
@@ -269,7 +277,8 @@ def _save(session: Session, step: int) -> None:
 def _export(session: Session) -> None:
     run, split = session.run, session.corpus.train
     source = checkpoint.listed(run.out / "checkpoints")[0]
-    export(run, source, run.out / "model", split.vocab_size, split.tokenizer)
+    target = run.out / "model"
+    export(run, source, target, split.vocab_size, split.tokenizer, session.network)
 
 
 def _due(done: int, every: int, steps: int) -> bool:

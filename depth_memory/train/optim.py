@@ -28,24 +28,35 @@ def decays(name: str, parameter: Tensor, rule: str) -> bool:
 
 
 def adamw(parameters: Mapping[str, nn.Parameter], spec: OptimSpec) -> torch.optim.AdamW:
-    """AdamW in one fused pass, with one group that decays and one that does not.
+    """AdamW in one fused pass, in groups that decay or not, of the stream or the backbone.
 
     Args:
-        parameters: Name to float32 parameter, plain or sharded.
-        spec: Learning rate, moments and decay.
+        parameters: Name to float32 parameter, plain or sharded; frozen ones are left out.
+        spec: Learning rates, moments and decay.
     """
-    groups = []
-    for decay in (True, False):
-        chosen = [p for n, p in parameters.items() if decays(n, p, spec.decay) is decay]
-        if chosen:
-            groups.append({"params": chosen, "weight_decay": spec.weight_decay * decay})
-    return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+    from depth_memory.models.names import is_of_stream
+
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, p in parameters.items():
+        if p.requires_grad:
+            key = decays(name, p, spec.decay), spec.stream_lr is not None and is_of_stream(name)
+            groups.setdefault(key, []).append(p)
+    ratio = 1.0 if spec.stream_lr is None else spec.stream_lr / spec.lr
+    described = [
+        {
+            "params": chosen,
+            "weight_decay": spec.weight_decay * decay,
+            "ratio": ratio if of_stream else 1.0,
+        }
+        for (decay, of_stream), chosen in sorted(groups.items(), reverse=True)
+    ]
+    return torch.optim.AdamW(described, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` for the next step, in every group."""
+    """Use `lr` for the next step, and for the stream's own parameters their multiple of it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["ratio"]
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from depth_memory import streams
+from depth_memory.streams import stays_float32
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,11 +31,6 @@ class Weights:
         """Round the weights into the network's copies, after the weights have changed."""
         for name, copy in self.copies.items():
             copy.copy_(self.named[name])
-
-
-def stays_float32(name: str) -> bool:
-    """Whether a parameter of this dotted name is never rounded."""
-    return not set(streams.FLOAT32_MODULES).isdisjoint(name.split("."))
 
 
 def whole(model: nn.Module) -> Weights:
@@ -56,9 +51,10 @@ def rounded_(model: nn.Module, dtype: torch.dtype) -> Weights:
     named = dict(model.named_parameters())
     copies = {name: p for name, p in named.items() if not stays_float32(name)}
     for name, copy in copies.items():
-        named[name] = nn.Parameter(copy.detach().clone())
+        named[name] = nn.Parameter(copy.detach().clone(), requires_grad=copy.requires_grad)
         copy.data = copy.data.to(dtype)
-        copy.register_post_accumulate_grad_hook(_forward_gradient(named[name]))
+        if copy.requires_grad:
+            copy.register_post_accumulate_grad_hook(_forward_gradient(named[name]))
     return Weights(named=named, copies=copies)
 
 

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaModel
 from depth_memory import models
 from depth_memory.errors import UserError
 
-EXACT = ("preln", "ldm", "ldm_delta", "ldm_outer", "denseformer")
+EXACT = ("preln", "preln_adapter", "ldm", "ldm_delta", "ldm_outer", "denseformer")
 
 
 @torch.no_grad()

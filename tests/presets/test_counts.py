@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from depth_memory import streams
+from depth_memory.errors import UserError
 from depth_memory.presets import counts
 
 D, SITES = 64, 8
@@ -36,6 +37,7 @@ def ldm_bytes(config, b):
 
 STATE = {
     "preln": lambda config, b: b * D,
+    "preln_adapter": lambda config, b: b * D,
     "hc": lane_bytes,
     "mhc": lane_bytes,
     "denseformer": lambda config, b: b * D * (2 + SITES // 2),
@@ -88,6 +90,27 @@ def test_state_bytes_are_those_of_real_tensors(variant):
 def test_no_stream_adds_arithmetic_to_an_ordinary_residual():
     counted = counts.count_stream({"name": "preln"}, width=D, sites=SITES)
     assert (counted.training_flops, counted.parameters) == (0, 0)
+
+
+def test_a_low_rank_map_costs_its_matrices():
+    counted = counts.count_stream({"name": "preln_adapter", "rank": 5}, width=D, sites=SITES)
+    assert counted.parameters == SITES * 2 * 5 * D
+    assert counted.training_flops == 3 * 2 * counted.parameters
+
+
+@pytest.mark.parametrize("name", ["ldm", "ldm_outer", "hc", "mhc", "attnres"])
+@pytest.mark.parametrize("width", [64, 576])
+def test_the_control_of_a_stream_has_as_many_parameters(name, width):
+    size = {"width": width, "sites": SITES}
+    wanted = counts.count_stream({"name": name}, **size).parameters
+    control = counts.control({"name": name}, **size)
+    extra = counts.count_stream(control, **size).parameters - wanted
+    assert 0 <= extra < 2 * width * SITES
+
+
+def test_what_has_no_parameters_has_no_control():
+    with pytest.raises(UserError, match=r"^stream\.name: got 'preln'; allowed: a stream with"):
+        counts.control({"name": "preln"}, width=D, sites=SITES)
 
 
 def test_flops_of_denseformer():

@@ -22,6 +22,7 @@ def ldm(rule: str = "ldm", **options: Any) -> dict[str, Any]:
 
 PEERS: dict[str, dict[str, Any]] = {
     "preln": {"name": "preln"},
+    "preln_adapter": {"name": "preln_adapter", "rank": 3},
     "hc": {"name": "hc"},
     "hc-static": {"name": "hc", "dynamic": False, "lanes": 3},
     "hc-rms": {"name": "hc", "norm": "rms", "scale_init": 0.1},

@@ -66,6 +66,7 @@ BAD: list[tuple[Any, str, str]] = [
     (ldm(latent_input="both"), "stream.latent_input", "input, output"),
     (ldm(latent_norm="unit"), "stream.latent_norm", "none, rms"),
     (ldm(sites="layer"), "stream.sites", "block, sublayer"),
+    ({"name": "preln_adapter", "rank": 0}, "stream.rank", "at least 1"),
     ({"name": "hc", "lanes": 0}, "stream.lanes", "at least 1"),
     ({"name": "hc", "norm": "batch"}, "stream.norm", "layer, rms"),
     ({"name": "hc", "readout": "mean"}, "stream.readout", "norm_sum, sum"),

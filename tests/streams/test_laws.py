@@ -199,7 +199,7 @@ def test_reset_parameters_is_the_start(config: dict) -> None:
             assert value.dim() == 2
             drawn += 1
             assert 0.2 < value.std() / fresh[name].std() < 5
-    expected = config["name"].startswith("ldm") or config.get("init") == "zero"
+    expected = config["name"].startswith(("ldm", "preln_")) or config.get("init") == "zero"
     assert (drawn > 0) == expected
 
 

@@ -36,7 +36,7 @@ def test_preln_is_the_plain_sum(dtype: torch.dtype) -> None:
 
 
 EXACT = [n for n, c in MEMORIES.items() if c.get("residual", True)]
-EXACT += [n for n, c in CASES.items() if c["name"] in ("preln", "denseformer")]
+EXACT += [n for n, c in CASES.items() if c["name"] in ("preln", "preln_adapter", "denseformer")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
