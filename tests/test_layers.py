@@ -38,7 +38,7 @@ PUBLIC = {
     "ensure_default load_tokenizer train_tokenizer",
     "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train evaluate Result Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
-    "presets": "PRESETS get with_stream debug demo small",
+    "presets": "PRESETS GROUPS FAMILIES get vocab_size with_stream debug demo small",
     "cli": "main",
     "errors": "UserError invalid choose",
 }
