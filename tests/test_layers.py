@@ -23,7 +23,19 @@ BELOW = {
     "train": {"errors", "files", "streams", "models", "data"},
     "inspect": {"errors", "files", "ops", "streams", "models"},
     "presets": {"errors", "streams", "models", "data", "train"},
-    "cli": {"errors", "files", "ops", "streams", "models", "data", "train", "inspect", "presets"},
+    "sweep": {"errors", "files", "models", "data", "train", "presets"},
+    "cli": {
+        "errors",
+        "files",
+        "ops",
+        "streams",
+        "models",
+        "data",
+        "train",
+        "inspect",
+        "presets",
+        "sweep",
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -39,6 +51,7 @@ PUBLIC = {
     "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train evaluate Result Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
     "presets": "PRESETS GROUPS FAMILIES get vocab_size with_stream debug demo small",
+    "sweep": "Sweep Outcome Slot describe load resolve run_sweep slots read_results statuses",
     "cli": "main",
     "errors": "UserError invalid choose",
 }
