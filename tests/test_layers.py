@@ -28,6 +28,7 @@ BELOW = {
     "inspect": {"errors", "files", "ops", "streams", "models"},
     "evals": {"errors", "files", "models", "data"},
     "presets": {"errors", "streams", "models", "data", "train"},
+    "sweep": {"errors", "files", "models", "data", "train", "presets"},
     "cli": {
         "errors",
         "files",
@@ -40,6 +41,7 @@ BELOW = {
         "inspect",
         "evals",
         "presets",
+        "sweep",
     },
     "__main__": {"cli"},
     "__init__": set(),
@@ -58,7 +60,8 @@ PUBLIC = {
     "Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
     "evals": "TASKS Task LoadedTask TaskResult Score find_task load_tasks load_tokenizer evaluate",
-    "presets": "PRESETS get with_stream debug demo small",
+    "presets": "PRESETS GROUPS FAMILIES get vocab_size with_stream debug demo small",
+    "sweep": "Sweep Outcome Slot describe load resolve run_sweep slots read_results statuses",
     "cli": "main",
     "errors": "UserError invalid choose",
 }

@@ -1,12 +1,13 @@
 """Every Python block of the documentation runs, and the pages keep to their length."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/framework.md", "docs/pretrained.md"]
+PAGES = ["README.md", "docs/framework.md", "docs/pretrained.md", "docs/training.md"]
 
 
 def blocks(page):
@@ -32,6 +33,21 @@ def test_commands_of_the_readme_exist():
     shown = re.findall(r"^depth-memory (\w+)", (ROOT / "README.md").read_text(), re.M)
     assert shown
     assert set(shown) <= set(COMMANDS)
+
+
+def test_commands_of_the_training_page_are_accepted():
+    from depth_memory.cli import train
+    from depth_memory.cli.main import parser
+
+    text = (ROOT / "docs/training.md").read_text().replace("\\\n", " ")
+    shown = re.findall(r"^(?:depth-memory|torchrun .*-m depth_memory) ([^#\n]*)", text, re.M)
+    assert len(shown) > 8
+    for line in shown:
+        known, rest = parser().parse_known_args(shlex.split(line))
+        known.fields = rest
+        assert known.takes_fields or not rest
+        if known.takes_fields:
+            train.resolve(known)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
+from depth_memory.train import serial
 from depth_memory.train.config import Run
 
 
@@ -88,11 +89,7 @@ def override(run: Run, given: dict[str, Any]) -> Run:
     hints = {field.name: field.hint for field in fields_of(run)}
     values = run.as_dict()
     for name, text in given.items():
-        *groups, field = name.split(".")
-        target = values
-        for group in groups:
-            target = target[group]
-        target[field] = parsed(hints[name], text)
+        serial.assign(values, name, parsed(hints[name], text))
     return Run.from_dict(values)
 
 

@@ -23,13 +23,14 @@ from depth_memory.cli import (
     generate,
     inspect,
     presets,
+    sweep,
     train,
 )
 from depth_memory.errors import UserError
 
 COMMANDS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (train, evaluate, generate, inspect, convert, data, presets, doctor)
+    for module in (train, sweep, evaluate, generate, inspect, convert, data, presets, doctor)
 }
 """Name -> module with `add(commands)`, which describes the command and says what runs it."""
 

@@ -36,7 +36,11 @@ def add(commands: Any) -> None:
         add_help=False,
     )
     parser.description = f"{SUMMARY} {NOTE}"
-    parser.add_argument("preset", metavar="PRESET", help="where to start: debug, demo, small")
+    parser.add_argument(
+        "preset",
+        metavar="PRESET",
+        help="where to start: one of depth-memory presets",
+    )
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this, or every field")
     parser.set_defaults(takes_fields=True)
 

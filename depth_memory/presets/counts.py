@@ -114,6 +114,13 @@ def control(config: Any, *, width: int, sites: int) -> PreLNAdapterConfig:
     return PreLNAdapterConfig(rank=math.ceil(wanted / each))
 
 
+def count_parameters(config: Any, *, width: int, sites: int) -> int:
+    """The parameters of a stream and all its ports; arguments as in `count_stream`."""
+    with torch.device("meta"):
+        stream = streams.build(config, width, sites)
+        return _size(nn.ModuleList([stream, *(stream.port(site) for site in range(sites))]))
+
+
 @functools.lru_cache
 def _plain(spec: ModelSpec, vocab_size: int) -> nn.Module:
     with torch.device("meta"):

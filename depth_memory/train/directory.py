@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from depth_memory.errors import UserError, choose, invalid
 from depth_memory.train import checkpoint, files, schedule, serial
@@ -57,17 +57,27 @@ def lock(out: Path) -> Generator[None]:
     Raises:
         UserError: Another process holds it, or it cannot be written.
     """
+    with open_lock(out):
+        yield
+
+
+def open_lock(out: Path) -> TextIO:
+    """A file that holds a directory, made if it is not there, as long as any process has it open.
+
+    Raises:
+        UserError: Another process holds it, or it cannot be written.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("a")
     except OSError as error:
         raise invalid("out", str(out), f"a directory that can be written ({error})") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise invalid("out", str(out), "a directory that no other process uses") from error
-        yield
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise invalid("out", str(out), "a directory that no other process uses") from error
+    return file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ from depth_memory.train.metrics import Record
 from depth_memory.train.origin import Network
 from depth_memory.train.parallel import World, connect, full
 from depth_memory.train.precision import Weights
+from depth_memory.train.progress import Progress
 from depth_memory.train.report import Report
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Session:
     texts: dict[str, str]
 
 
-def train(run: Run, *, resume: directory.Resume = "auto", show: bool = True) -> Result:
+def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress = True) -> Result:
     """Train, or go on training, until `run.steps`; then evaluate and write `out/model`.
 
     Under `torchrun` every process calls it with the same run.
@@ -89,7 +90,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool = True) -> 
         run: What to do.
         resume: `auto` goes on from the newest usable checkpoint in `run.out`, `never` wants an
             unused directory, `always` wants a checkpoint.
-        show: Whether progress is shown, on standard error.
+        show: Whether progress is shown, on standard error; or what takes it instead.
 
     Returns:
         Where the model is, and how good.

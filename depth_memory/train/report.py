@@ -10,16 +10,15 @@ from depth_memory.train.directory import METRICS
 from depth_memory.train.loggers import open_sink
 from depth_memory.train.metrics import MetricsFile, Record
 from depth_memory.train.parallel import World
-from depth_memory.train.progress import progress, silent
+from depth_memory.train.progress import Progress, progress, silent
 
 
 class Report:
     """The outlets of a run that goes on after `step`; a context manager. Final."""
 
-    def __init__(self, run: Run, step: int, world: World, *, show: bool):
-        speaks = show and world.main
+    def __init__(self, run: Run, step: int, world: World, *, show: bool | Progress):
         self._open = ExitStack()
-        self._progress = progress(run.steps, step) if speaks else silent()
+        self._progress = _progress(run, step, show) if world.main else silent()
         self._open.callback(self._progress.close)
         self._file = None
         self._sinks = []
@@ -57,3 +56,9 @@ class Report:
         """Make the records durable."""
         if self._file is not None:
             self._file.sync()
+
+
+def _progress(run: Run, step: int, show: bool | Progress) -> Progress:
+    if isinstance(show, Progress):
+        return show
+    return progress(run.steps, step) if show else silent()

@@ -77,6 +77,21 @@ def lookup(values: Json, name: str) -> Json:
     return values
 
 
+def assign(values: Json, name: str, value: Json) -> None:
+    """Replace the value at a dotted name of an encoded configuration, in place.
+
+    Raises:
+        UserError: There is no such field.
+    """
+    *groups, field = name.split(".")
+    for group in groups:
+        values = values.get(group) if isinstance(values, dict) else None
+    if not isinstance(values, dict) or field not in values:
+        known = f"; allowed: {_listed(values)}" if isinstance(values, dict) else ""
+        raise UserError(f"{name}: unknown field{known}")
+    values[field] = value
+
+
 def is_stream(value: object) -> bool:
     """Whether `value` is the configuration of a stream."""
     return any(isinstance(value, config) for config, _ in streams.STREAMS.values())

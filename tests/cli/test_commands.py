@@ -296,6 +296,33 @@ def test_presets_show_every_stream(command):
     }
 
 
+def test_presets_are_listed_in_groups_without_counting(command, monkeypatch):
+    from depth_memory import presets
+    from depth_memory.presets import counts
+
+    monkeypatch.delattr(counts, "count_backbone")
+    monkeypatch.delattr(counts, "count_parameters")
+    code, out, _ = command("presets")
+    assert code == 0
+    shown = [line.split()[0].removesuffix(":") for line in out.splitlines() if line]
+    for group in presets.GROUPS.values():
+        first = shown.index(group.names[0])
+        assert shown[first : first + len(group.names)] == group.names
+    listed = json.loads(command("presets", "--json").out)
+    assert list(listed) == [*presets.GROUPS, "sweep"]
+    assert set(listed["sweep"]) == set(presets.FAMILIES)
+
+
+def test_presets_show_the_sizes_of_a_group(command):
+    sizes = json.loads(command("presets", "depthbench-1600m", "--json").out)
+    assert [size["depth"] for size in sizes.values()] == [28, 40, 54]
+    assert sizes["depthbench-1600m-l28"]["parameters"] == 1_615_349_760
+    rows = command("presets", "depthbench-1600m").out.splitlines()[2:]
+    assert [row.split()[:6] for row in rows if "l40" in row] == [
+        ["depthbench-1600m-l40", "40", "x", "1728", "108", "1607179968"]
+    ]
+
+
 def test_doctor_finds_that_the_core_works(command):
     done = command("doctor", "--json")
     findings = json.loads(done.out)

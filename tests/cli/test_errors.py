@@ -21,7 +21,7 @@ WRONG_ARGUMENTS = {
     "unknown option": (["doctor", "--fast"], "argument: got '--fast'; allowed: "),
     "abbreviated option": (["presets", "--js"], "argument: got '--js'; allowed: "),
     "no preset": (["train"], "PRESET: got nothing"),
-    "unknown preset": (["train", "fly"], "preset: got 'fly'; allowed: debug, demo, small"),
+    "unknown preset": (["train", "fly"], "preset: got 'fly'; allowed: debug, demo, depth"),
     "unknown preset to list": (["presets", "fly"], "preset: got 'fly'; allowed: debug, "),
     "unknown preset to explain": (["train", "fly", "--help"], "preset: got 'fly'; allowed: "),
     "unknown stream": ([*TRAIN, "--stream", "fly"], "stream: got 'fly'; allowed: attnres, "),

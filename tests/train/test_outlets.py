@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from depth_memory.errors import UserError
 from depth_memory.train import train
 from depth_memory.train.loggers import MODULES
-from depth_memory.train.progress import clock, progress
+from depth_memory.train.progress import Progress, clock, progress
 from tests.train.tiny import tiny_run
 
 RECORD = {"step": 3, "loss": 2.5, "tokens_per_second": 12345.0}
@@ -90,3 +90,11 @@ def test_a_terminal_gets_a_live_line() -> None:
 
 def test_time_left_reads_as_a_clock() -> None:
     assert [clock(s) for s in (0.4, 61, 3600, 36061)] == ["0:00", "1:01", "1:00:00", "10:01:01"]
+
+
+def test_progress_may_be_given(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    seen, closed = [], []
+    watch = Progress(lambda record: seen.append(record["step"]), print, lambda: closed.append(1))
+    train(tiny_run(corpus, tmp_path / "run", steps=3, log_every=2), show=watch)
+    assert (seen, closed) == ([1, 2, 3], [1])
+    assert capsys.readouterr().err == ""
