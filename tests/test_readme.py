@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/framework.md", "docs/pretrained.md", "docs/training.md"]
+PAGES = [
+    "README.md",
+    "docs/framework.md",
+    "docs/evaluation.md",
+    "docs/pretrained.md",
+    "docs/training.md",
+]
 
 
 def blocks(page):
