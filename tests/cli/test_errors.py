@@ -387,6 +387,8 @@ def test_an_interrupt(command, monkeypatch):
     from depth_memory import data
 
     monkeypatch.setattr(data, "read_manifest", lambda _: signal.raise_signal(signal.SIGINT))
+    # a test run in the background of a shell is started with the signal ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     done = command("data", "info", "corpus")
     assert (done.code, done.out, done.err) == (130, "", "error: interrupted\n")
 
