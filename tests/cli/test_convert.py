@@ -57,7 +57,8 @@ def test_any_field_of_the_stream_can_be_given(command, plain, tmp_path):
     )
     assert done.code == 0
     stream = json.loads((tmp_path / "out" / "config.json").read_text())["stream"]
-    assert (stream["key_dim"], stream["gate"], stream["window"]) == (3, False, "auto")
+    # `auto` became the number of writes: four sublayers and the embedding
+    assert (stream["key_dim"], stream["gate"], stream["window"]) == (3, False, 5)
 
 
 def test_without_a_check_it_says_so(command, plain, tmp_path):
