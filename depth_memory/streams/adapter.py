@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from depth_memory.errors import invalid
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream
+from depth_memory.streams.base import Norm, Port, Stream, StreamModule
 from depth_memory.streams.preln import Residual
 
 
@@ -48,8 +48,8 @@ class PreLNAdapter(Stream):
         return AdapterPort(self.dim, self.config.rank)
 
 
-class AdapterPort(Port):
-    """Maps what it reads; U starts at 0, V at unit scale."""
+class Adapter(StreamModule):
+    """`x + U V x`; U starts at 0, V at unit scale."""
 
     def __init__(self, dim: int, rank: int):
         super().__init__()
@@ -61,13 +61,24 @@ class AdapterPort(Port):
         nn.init.normal_(self.down, std=self.down.shape[1] ** -0.5)
         nn.init.zeros_(self.up)
 
-    def read(self, state: Residual, norm: Norm) -> tuple[Tensor, Residual]:
-        x = norm(state.h)
+    def forward(self, x: Tensor) -> Tensor:
+        """The mapped vector, in the dtype of `x`."""
         mapped = F.linear(F.linear(x.to(self.down.dtype), self.down), self.up)
-        return x + mapped.to(x.dtype), state
+        return x + mapped.to(x.dtype)
+
+
+class AdapterPort(Port):
+    """Maps what it reads; adds to the stream."""
+
+    def __init__(self, dim: int, rank: int):
+        super().__init__()
+        self.adapter = Adapter(dim, rank)
+
+    def read(self, state: Residual, norm: Norm) -> tuple[Tensor, Residual]:
+        return self.adapter(norm(state.h)), state
 
     def write(self, state: Residual, y: Tensor) -> Residual:
         return Residual(state.h + y)
 
     def preserve_(self) -> None:
-        nn.init.zeros_(self.up)
+        nn.init.zeros_(self.adapter.up)
