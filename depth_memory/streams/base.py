@@ -64,14 +64,33 @@ def coefficient(value: Tensor) -> Tensor:
     return value.detach() if _frozen.get() else value
 
 
+def coefficients_are_frozen() -> bool:
+    """Whether coefficients are detached at this moment."""
+    return _frozen.get()
+
+
 class StreamModule(nn.Module):
     """A module of a stream with parameters of its own and a start that it alone knows."""
+
+    compiled: tuple[str, ...] = ()
+    """The methods that have been replaced by compiled ones."""
 
     keeps_float32: bool = False
     """Whether the module's own parameters stay float32 when the model is cast to less."""
 
     def reset_parameters(self) -> None:
         """Set the module's own parameters (not its children's) to their documented start."""
+
+    def compile_methods(self, *names: str, **options: Any) -> None:
+        """Put compiled forms in the place of the methods named."""
+        for name in names:
+            setattr(self, name, torch.compile(getattr(self, name), **options))
+        self.compiled = names
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a compiled method is bound to this module: a copy must not run with its parameters
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in self.compiled}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if not self.keeps_float32:
@@ -86,6 +105,9 @@ class StreamModule(nn.Module):
 
 class Port(StreamModule, ABC):
     """One sublayer's connection to the stream; owns that sublayer's parameters."""
+
+    traced: tuple[str, ...] = ("read", "write")
+    """The methods that compiling replaces."""
 
     variants: int = 1
     """How many structures of state the port can meet over the sites of one model."""
@@ -126,13 +148,7 @@ class Port(StreamModule, ABC):
         config = torch._dynamo.config
         limit = max(config.recompile_limit, CONTEXTS * self.variants)
         config.recompile_limit = limit  # ty: ignore[invalid-assignment]
-        self.read = torch.compile(self.read, **options)
-        self.write = torch.compile(self.write, **options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a compiled method is bound to this port: a copy must not run with its parameters
-        state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("read", "write")}
+        self.compile_methods(*self.traced, **options)
 
 
 class Stream(StreamModule, ABC):

@@ -7,12 +7,13 @@ to the memory. The write rule is recursive least squares; the ablations take its
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
 
 from depth_memory.errors import UserError
+from depth_memory.streams import ldm_fused as fused
 from depth_memory.streams.base import Norm, Port, Stream
 from depth_memory.streams.ldm_config import AbstractLDMConfig, auto_window
 from depth_memory.streams.ldm_maps import Prior, Reader, Writer
@@ -55,13 +56,19 @@ class LDM(Stream):
         forgets = not first or self.form.has_covariance
         return Writer(self.config, self.dim, self.writes, forgets)
 
-    def start(self, x: Tensor) -> Streams:
+    def start(self, x: Tensor) -> Streams | fused.Exchange:
+        if fused.applies(self.config, x):
+            sizes = fused.layout(self.config, self.writes, self.form.window, x.dtype)
+            prior = None if self.prior is None else self.prior(x)
+            return fused.begin(x, sizes, prior, self.embedding_writer)
         memory = self.form.start(None if self.prior is None else self.prior(x))
         if self.config.embedding_write:
             memory = self.form.store(memory, x, self.embedding_writer(x))
         return Streams(x, memory)
 
-    def finish(self, state: Streams, norm: Norm) -> Tensor:
+    def finish(self, state: Streams | fused.Exchange, norm: Norm) -> Tensor:
+        if isinstance(state, fused.Exchange):
+            return fused.exchange(state, self.final_reader, norm)[0]
         if not self.config.final_read:
             return norm(state.h)
         return norm(retrieve(self.form, self.final_reader, state, self.config.residual))
@@ -98,6 +105,8 @@ class LDM(Stream):
 class LDMPort(Port):
     """Reads the memory into a sublayer's input; writes its output to both streams."""
 
+    traced = ("plain_read", "plain_write")
+
     def __init__(
         self,
         form: MemoryForm,
@@ -112,7 +121,22 @@ class LDMPort(Port):
         self.form, self.config, self.variants = form, config, variants
         self.reader, self.writer, self.keeps_output = reader, writer, keeps_output
 
-    def read(self, state: Streams, norm: Norm) -> tuple[Tensor, Streams]:
+    def read(
+        self, state: Streams | fused.Exchange, norm: Norm
+    ) -> tuple[Tensor, Streams | fused.Exchange]:
+        if isinstance(state, fused.Exchange):
+            if self.reader is None:
+                return fused.add_norm(state, norm)
+            return fused.exchange(state, self.reader, norm)
+        return self.plain_read(state, norm)
+
+    def write(self, state: Streams | fused.Exchange, y: Tensor) -> Streams | fused.Exchange:
+        if isinstance(state, fused.Exchange):
+            return fused.write(state, y, self.writer)
+        return self.plain_write(state, y)
+
+    def plain_read(self, state: Streams, norm: Norm) -> tuple[Tensor, Streams]:
+        """`read` by the reference operations."""
         x = state.h
         if self.reader is not None:
             x = retrieve(self.form, self.reader, state, self.config.residual)
@@ -121,7 +145,8 @@ class LDMPort(Port):
             state = Streams(state.h, state.memory, state.pending, (x,))
         return x, state
 
-    def write(self, state: Streams, y: Tensor) -> Streams:
+    def plain_write(self, state: Streams, y: Tensor) -> Streams:
+        """`write` by the reference operations."""
         h = state.h + y if self.config.residual else y.to(state.h.dtype)
         if self.keeps_output:
             return Streams(h, state.memory, (y,))
@@ -131,6 +156,13 @@ class LDMPort(Port):
             observation = self.writer(state.seen[0] if state.seen else value)
             memory = self.form.store(memory, value, observation)
         return Streams(h, memory)
+
+    def compile(self, **options: Any) -> None:
+        # kernels are launched as they are: around them, only the small maps are compiled
+        super().compile(**options)
+        for small in (self.reader, self.writer):
+            if small is not None:
+                small.compile_methods("complete", **options)
 
     def preserve_(self) -> None:
         if self.reader is not None:

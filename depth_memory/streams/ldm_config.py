@@ -17,6 +17,7 @@ CHOICES = {
     "query_init": ("auto", "zero", "normal"),
     "latent_input": ("output", "input"),
     "latent_norm": ("rms", "none"),
+    "impl": ("auto", "reference", "triton"),
 }
 MAX_CONDITION = 1e6
 """Largest alpha / min_retention: beyond it float32 cannot keep P positive over many writes."""
@@ -88,6 +89,8 @@ class AbstractLDMConfig:
     """What the write latent sees: the sublayer's output, or its normed input. Ours."""
     latent_norm: Literal["rms", "none"] = "rms"
     """Norm, without a weight, of what the latents see. Ours."""
+    impl: Literal["auto", "reference", "triton"] = "auto"
+    """What runs: kernels where they are measured and can carry the stream, or one of the two."""
 
     def __post_init__(self) -> None:
         for field in POSITIVE:

@@ -63,6 +63,10 @@ class Latent(StreamModule):
             product = (product * torch.rsqrt(mean_square + LATENT_EPS)).to(self.weight.dtype)
         return product + self.bias
 
+    def complete(self, product: Float[Tensor, "*tokens r"]) -> Float[Tensor, "*tokens r"]:
+        """The latent from the normed product that a kernel has formed."""
+        return product.to(self.weight.dtype) + self.bias
+
 
 def normalise(x: Tensor, norm: str) -> Tensor:
     """Scale vectors to length 1 (`unit`), to root mean square 1 (`rms`), or not at all."""
@@ -151,7 +155,14 @@ class Reader(StreamModule):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Query [*tokens, G, Dk] and scale [*tokens, G], in the compute dtype."""
-        latent = self.latent(x)
+        return self.ask(self.latent(x))
+
+    def complete(self, product: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, from the normed product that a kernel has formed."""
+        return self.ask(self.latent.complete(product))
+
+    def ask(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Query and scale from the latent."""
         query = compute(self.query(latent)).unflatten(-1, (self.config.groups, -1))
         scale = compute(self.gain).expand(*query.shape[:-1])
         if self.gate is not None:
@@ -178,7 +189,14 @@ class Writer(StreamModule):
 
     def forward(self, x: Tensor) -> Observation:
         """The observation's key, forgetting and importance, in the compute dtype."""
-        latent = self.latent(x)
+        return self.observe(self.latent(x))
+
+    def complete(self, product: Tensor) -> Observation:
+        """As `forward`, from the normed product that a kernel has formed."""
+        return self.observe(self.latent.complete(product))
+
+    def observe(self, latent: Tensor) -> Observation:
+        """The observation from the latent."""
         key = compute(self.key(latent)).unflatten(-1, (-1, self.config.key_dim))
         importance = key.new_ones(*key.shape[:-2], self.config.groups)
         if self.importance is not None:

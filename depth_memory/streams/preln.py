@@ -19,9 +19,15 @@ class PreLNConfig:
 
 
 class Residual(NamedTuple):
-    """The residual stream."""
+    """The residual stream, and the output that the next read adds to it while it norms the sum."""
 
     h: Float[Tensor, "*tokens D"]
+    output: tuple[Float[Tensor, "*tokens D"], ...] = ()
+
+    @property
+    def sum(self) -> Float[Tensor, "*tokens D"]:
+        """The residual stream with nothing left to add."""
+        return self.h + self.output[0] if self.output else self.h
 
 
 class PreLN(Stream):
@@ -31,7 +37,7 @@ class PreLN(Stream):
         return Residual(x)
 
     def finish(self, state: Residual, norm: Norm) -> Tensor:
-        return norm(state.h)
+        return norm(state.sum)
 
     def port(self, site: int) -> Port:
         del site
@@ -41,11 +47,14 @@ class PreLN(Stream):
 class PreLNPort(Port):
     """Reads the stream, adds to the stream."""
 
+    variants = 2
+
     def read(self, state: Residual, norm: Norm) -> tuple[Tensor, Residual]:
-        return norm(state.h), state
+        h = state.sum
+        return norm(h), Residual(h)
 
     def write(self, state: Residual, y: Tensor) -> Residual:
-        return Residual(state.h + y)
+        return Residual(state.h, (y,))
 
     def preserve_(self) -> None:
         """Nothing to change: this is the ordinary residual."""

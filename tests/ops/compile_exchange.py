@@ -1,0 +1,120 @@
+"""Compile for GPUs that are not here every kernel that a pass over the depth would launch.
+
+Prints one line per architecture: how many kernels, and the most shared memory that one needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import nn
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from depth_memory import streams
+from depth_memory.ops import _impl
+from depth_memory.ops.exchange import covariance, fold, norm, project, read, sweep
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+class Launches(dict[str, tuple[ASTSource, dict[str, int]]]):
+    """What was launched: a source and its options for every different call."""
+
+    def recorder(self, kernel: Any) -> Any:
+        launches = self
+
+        class Recorder:
+            def __getitem__(self, grid: Any) -> Any:
+                return self.launch
+
+            def launch(
+                self, *args: Any, num_warps: int, num_stages: int = 3, **constants: Any
+            ) -> None:
+                names = [p.name for p in kernel.params if not p.is_constexpr]
+                signature = dict(zip(names, map(type_of, args), strict=True))
+                # torch allocates at multiples of 512 bytes: the launcher sees pointers aligned
+                attrs = {
+                    (i,): [["tt.divisibility", 16]]
+                    for i, t in enumerate(signature.values())
+                    if t[0] == "*"
+                }
+                signature.update(dict.fromkeys(constants, "constexpr"))
+                source = ASTSource(kernel, signature, constants, attrs)
+                options = {"num_warps": num_warps, "num_stages": num_stages}
+                launches[f"{kernel.__name__} {signature} {constants} {options}"] = (source, options)
+
+        return Recorder()
+
+
+def record(dim: int, **config: Any) -> Launches:
+    """The launches of one pass and its gradient at width `dim`, without running them."""
+    launches = Launches()
+    with (
+        mock.patch.object(_impl, "obstacle", return_value=None),
+        mock.patch.object(project, "is_half", lambda x: x.dtype == torch.bfloat16),
+    ):
+        patches = [
+            mock.patch.object(module, name, launches.recorder(getattr(module, name)))
+            for module in (covariance, fold, norm, project, read, sweep)
+            for name in vars(module)
+            if name.endswith("_kernel")
+        ]
+        for patch in patches:
+            patch.start()
+        try:
+            run(dim, {"name": "ldm", "impl": "triton", **config})
+        finally:
+            for patch in patches:
+                patch.stop()
+    return launches
+
+
+def run(dim: int, config: dict[str, Any], sites: int = 4) -> None:
+    stream = streams.build(config, dim, sites).to(torch.bfloat16)
+    ports = [stream.port(site).to(torch.bfloat16) for site in range(sites)]
+    norms = [nn.RMSNorm(dim, eps=1e-6).to(torch.bfloat16) for _ in range(sites + 1)]
+    x = torch.zeros(40, dim, dtype=torch.bfloat16, requires_grad=True)
+    state = stream.start(x)
+    for port, before in zip(ports, norms, strict=False):
+        y, state = port.read(state, before)
+        state = port.write(state, y)
+    stream.finish(state, norms[-1]).sum().backward()
+
+
+SHAPES = (
+    (2048, {"sites": "block", "window": 99, "key_dim": 8}),
+    (2048, {"sites": "sublayer", "window": 2, "key_dim": 4}),
+    (5120, {"sites": "block", "window": 2, "key_dim": 8, "state_dtype": "bfloat16"}),
+    (1216, {"sites": "block", "window": 2, "key_dim": 16}),
+    (640, {"name": "ldm_delta", "sites": "block", "window": 2, "key_dim": 5}),
+)
+
+
+def main(capabilities: list[int]) -> None:
+    launches: dict[str, Any] = {}
+    for dim, config in SHAPES:
+        launches.update(record(dim, **config))
+    for capability in capabilities:
+        target = GPUTarget("cuda", capability, 32)
+        shared = 0
+        for name, (source, options) in launches.items():
+            compiled = triton.compile(source, target=target, options=options)
+            shared = max(shared, compiled.metadata.shared)
+            if "-v" in sys.argv:
+                print(compiled.metadata.shared, name.split()[0])
+        print(capability, len(launches), shared)
+
+
+if __name__ == "__main__":
+    main([int(a) for a in sys.argv[1:] if a != "-v"] or [80, 89, 90])
