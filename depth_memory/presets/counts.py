@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from depth_memory import streams
 from depth_memory.errors import invalid
 from depth_memory.streams.adapter import PreLNAdapterConfig
-from depth_memory.streams.base import Port, Stream
+from depth_memory.streams.base import Port, State, Stream
 from depth_memory.train.build import build_model
 from depth_memory.train.config import ModelSpec
 
@@ -49,7 +49,7 @@ class StreamCounts:
     training_flops: int
     """Per token, forward and backward: three times those of the forward pass."""
     state_bytes: int
-    """Per token, the most that passes from one sublayer to the next, or to the head."""
+    """Per token, the most that passes from one sublayer to the next, at the narrower of its ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,13 @@ def count_stream(
         stream = streams.build(config, width, sites)
         ports = [stream.port(site) for site in range(sites)]
         with _flop_counter() as counter:
-            state_bytes = _largest_state(stream, ports, torch.empty(1, width, dtype=dtype))
+            sizes, last = _run(stream, ports, torch.empty(1, width, dtype=dtype))
+        # the head adds what waits, as a read would
+        sizes.append(min(sizes.pop(), state_size(ports[-1].read(last, _identity)[1])))
     return StreamCounts(
         parameters=_size(nn.ModuleList([stream, *ports])),
         training_flops=3 * counter.get_total_flops(),
-        state_bytes=state_bytes,
+        state_bytes=max(sizes),
     )
 
 
@@ -150,16 +152,22 @@ def state_size(state: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
 
-def _largest_state(stream: Stream, ports: Iterable[Port], x: Tensor) -> int:
-    """Pass one token through all sublayers, each of which returns its input."""
+def _run(stream: Stream, ports: Sequence[Port], x: Tensor) -> tuple[list[int], State]:
+    """Pass one token through all sublayers, each of which returns its input.
+
+    Returns:
+        The sizes of the states between them, and the last state.
+    """
     state = stream.start(x)
-    largest = state_size(state)
+    sizes = [state_size(state)]
     for port in ports:
         y, state = port.read(state, _identity)
+        # an output may wait for the next read, and a read may leave something for its write
+        sizes[-1] = min(sizes[-1], state_size(state))
         state = port.write(state, y)
-        largest = max(largest, state_size(state))
+        sizes.append(state_size(state))
     stream.finish(state, _identity)
-    return largest
+    return sizes, state
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -190,15 +190,17 @@ class LDMOuterConfig(AbstractLDMConfig):
 
 
 def auto_window(key_dim: int, writes: int) -> int:
-    """The window with the least D-sized traffic per sublayer, in passes over one vector.
+    """The window with the least D-sized traffic of a training step, in passes over one vector.
 
-    A read visits the Dk rows of the memory and, on average, half a window; every n-th write reads
-    the memory and the window and writes the memory. Past the last write nothing is ever folded.
+    With K = Dk rows and a window of n, per write: the read visits the rows and half a window, and
+    so does its gradient; so does the gradient of the value, which gathers what the reads and the
+    fold send back. Every n-th write folds: K + n passes in and K out, and for its gradients the
+    same and K + n once more. Past the last write nothing is ever folded.
     """
 
     def passes(n: int) -> float:
         if n >= writes:
-            return writes / 2
-        return key_dim + (n - 1) / 2 + (2 * key_dim + n) / n
+            return 3 * (writes + 1) / 2
+        return 3 * key_dim + 3 * (n - 1) / 2 + (5 * key_dim + 3 * n) / n
 
     return min(range(1, writes + 1), key=passes)

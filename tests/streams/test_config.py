@@ -133,13 +133,14 @@ def test_without_the_residual_stream_the_memory_is_written_and_read() -> None:
 @pytest.mark.parametrize("writes", [1, 2, 9, 57, 141])
 def test_the_automatic_window_has_the_least_traffic(key_dim: int, writes: int) -> None:
     def traffic(n: int) -> float:
-        """Passes over one vector per write, counted over one window."""
+        """Passes over one vector per write, counted over one window, gradients included."""
         reads = [key_dim + waiting for waiting in range(n)]
-        fold = key_dim + n + key_dim
-        return (sum(reads) + fold) / n
+        gathers = [key_dim + later for later in range(n)]
+        fold, unfold = 2 * key_dim + n, 3 * key_dim + 2 * n
+        return (2 * sum(reads) + sum(gathers) + fold + unfold) / n
 
     folded = {n: traffic(n) for n in range(1, writes)}
-    never = sum(range(writes + 1)) / (writes + 1)
+    never = 3 * sum(range(1, writes + 1)) / writes
     chosen = auto_window(key_dim, writes)
     best = min([never, *folded.values()])
     assert folded.get(chosen, never) == pytest.approx(best, rel=1e-12)

@@ -112,10 +112,11 @@ class Window:
         self.arrived.add(read)
         return self.grads[read]
 
-    def read_gradients(self) -> Tensor:
-        """The gradients of all reads, zero where the loss did not depend on one."""
-        for read in set(range(len(self.reads))) - self.arrived:
-            self.gradient_of(read).zero_()
+    def read_gradients(self, first: int = 0) -> Tensor:
+        """The gradients of the reads from `first` on; zero where the loss did not depend on one."""
+        for read in range(first, len(self.reads)):
+            if read not in self.arrived:
+                self.gradient_of(read).zero_()
         return self.values if self.grads is None else self.grads
 
     def returns(self, slot: int) -> Returns:
@@ -123,7 +124,7 @@ class Window:
         first = next((i for i, seen in enumerate(self.reads) if seen > slot), len(self.reads))
         fold = None if self.base_grad is None or self.fold is None else self.fold.weights
         base = None if fold is None else self.base_grad
-        grads = self.read_gradients()
+        grads = self.read_gradients(first)
         return Returns(grads, self.weights, self.scales, first, len(self.reads), slot, fold, base)
 
     def forget(self) -> None:
