@@ -57,12 +57,17 @@ class Launches(dict[str, tuple[ASTSource, dict[str, int]]]):
         return Recorder()
 
 
+def half(x: torch.Tensor) -> bool:
+    return x.dtype == torch.bfloat16
+
+
 def record(dim: int, **config: Any) -> Launches:
     """The launches of one pass and its gradient at width `dim`, without running them."""
     launches = Launches()
     with (
         mock.patch.object(_impl, "obstacle", return_value=None),
-        mock.patch.object(project, "is_half", lambda x: x.dtype == torch.bfloat16),
+        mock.patch.object(project, "is_half", half),
+        mock.patch.object(fold, "is_half", half),
     ):
         patches = [
             mock.patch.object(module, name, launches.recorder(getattr(module, name)))

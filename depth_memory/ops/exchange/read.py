@@ -73,9 +73,6 @@ def read_bwd_kernel(
     o_v, o_c, o_k = tl.arange(0, BV), tl.arange(0, BC), tl.arange(0, BK)
     m_v, plane = o_v < DV, N.to(tl.int64) * G * DV
     b_dw = tl.zeros([BV], ACC)
-    b_w = tl.full([BV], 1.0, ACC)
-    if NORM:
-        b_w = tl.load(norm + i_g * DV + o_v, mask=m_v, other=0.0).to(ACC)
     for i_n in range(i_p * ROWS, tl.minimum((i_p + 1) * ROWS, N)):
         row = i_n * G + i_g
         o_nd = row * DV + o_v
@@ -98,8 +95,11 @@ def read_bwd_kernel(
             b_z = (b_h + tl.load(scale + row).to(ACC) * b_z) * b_rstd
             b_dw += b_dz * b_z.to(dz.dtype.element_ty).to(ACC)
             # dz = (d - zhat mean(d zhat)) / rms
+            b_w = tl.load(norm + i_g * DV + o_v, mask=m_v, other=0.0).to(ACC)
             b_dz = (b_dz * b_w - b_z * tl.load(mean + i_n).to(ACC)) * b_rstd
-        # no store before the last load: the rows of the base are still in registers
+        # these stores keep the compiler from holding all rows in registers until the second visit
+        tl.store(h_out + o_nd, b_h.to(h_out.dtype.element_ty), mask=m_v)
+        tl.store(dz + o_nd, b_dz.to(dz.dtype.element_ty), mask=m_v)
         b_dr = tl.zeros([BK], ACC)
         for k in tl.static_range(K):
             # d_rest_k = dz . base_k, before the scale
@@ -113,8 +113,6 @@ def read_bwd_kernel(
         if K > 0:
             tl.store(d_rest + row * K + o_k, b_dr, mask=o_k < K)
         tl.store(d_weights + row * C + o_c, b_dc, mask=o_c < count)
-        tl.store(h_out + o_nd, b_h.to(h_out.dtype.element_ty), mask=m_v)
-        tl.store(dz + o_nd, b_dz.to(dz.dtype.element_ty), mask=m_v)
     if NORM:
         tl.store(d_norm + (i_p * G + i_g) * DV + o_v, b_dw, mask=m_v)
 
