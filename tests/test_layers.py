@@ -27,6 +27,7 @@ BELOW = {
     "train": {"errors", "files", "weights", "streams", "models", "data"},
     "inspect": {"errors", "files", "ops", "streams", "models"},
     "evals": {"errors", "files", "models", "data"},
+    "bench": {"errors", "files", "ops", "streams", "models", "train"},
     "presets": {"errors", "streams", "models", "data", "train"},
     "sweep": {"errors", "files", "models", "data", "train", "presets"},
     "cli": {
@@ -40,6 +41,7 @@ BELOW = {
         "train",
         "inspect",
         "evals",
+        "bench",
         "presets",
         "sweep",
     },
@@ -60,6 +62,8 @@ PUBLIC = {
     "Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
     "evals": "TASKS Task LoadedTask TaskResult Score find_task load_tasks load_tokenizer evaluate",
+    "bench": "BACKBONES MODES SCOPES Backbone Case Method Plan Results expand parse_method "
+    "measure_models",
     "presets": "PRESETS GROUPS FAMILIES get vocab_size with_stream debug demo small",
     "sweep": "Sweep Outcome Slot describe load resolve run_sweep slots read_results statuses",
     "cli": "main",

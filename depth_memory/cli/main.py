@@ -15,6 +15,7 @@ from types import ModuleType
 from depth_memory import __version__
 from depth_memory.cli import (
     arguments,
+    bench,
     console,
     convert,
     data,
@@ -30,7 +31,7 @@ from depth_memory.errors import UserError
 
 COMMANDS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (train, sweep, evaluate, generate, inspect, convert, data, presets, doctor)
+    for module in (train, sweep, evaluate, generate, inspect, bench, convert, data, presets, doctor)
 }
 """Name -> module with `add(commands)`, which describes the command and says what runs it."""
 
