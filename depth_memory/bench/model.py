@@ -35,6 +35,12 @@ KEY = (
     "layers",
 )  # fmt: skip
 """What tells one row from another."""
+LIMITS = {
+    "recompile_limit": 256,
+    "accumulated_recompile_limit": 1024,
+    "fail_on_recompile_limit_hit": True,
+}
+"""Of torch's compiler: past them it would go on uncompiled, and say nothing."""
 PRELN = Method(name=methods.BASE, stream={"name": methods.BASE})
 
 
@@ -69,8 +75,7 @@ def measure_models(
     for case in cases:
         missing = [m for m in compared if _missing(results.find(_named(case, m)), retry)]
         if missing:
-            # past its limit torch would go on uncompiled, and say nothing
-            with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+            with torch._dynamo.config.patch(LIMITS):
                 _measure_case(case, missing, plan, results, device, note)
     found = (results.find(_named(case, method)) for case, method in asked)
     return [row for row in found if row is not None]
@@ -96,10 +101,13 @@ def _measure_case(
     release()
     torch.manual_seed(plan.seed)
     bench = _Bench(case, plan, device)
+    if bench.base_row["error"] is not None:
+        note(_line(bench.base_row))
     for method in missing:
         row = bench.row(method)
         results.add(row)
-        note(_line(row))
+        if row is not bench.base_row or row["error"] is None:
+            note(_line(row))
         _check(device, results)
 
 

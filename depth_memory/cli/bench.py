@@ -75,7 +75,7 @@ def run_model(args: argparse.Namespace) -> None:
             checkpointing=args.checkpointing,
         )
     )
-    methods = [bench.parse_method(text) for text in args.method]
+    methods = [bench.parse_method(text) for text in dict.fromkeys(args.method)]
     if args.figure is not None:
         bars.check(args.figure)
     compiled = device.type == "cuda" if args.compile is None else args.compile

@@ -12,7 +12,7 @@ from depth_memory.bench.loss import head_loss, loss_and_gradient
 from depth_memory.bench.measure import Plan, Prepared, compare
 from depth_memory.bench.model import FIELDS
 from depth_memory.bench.passes import PASSES
-from depth_memory.bench.steps import make_inputs, make_step
+from depth_memory.bench.steps import CACHE, make_inputs, make_step
 
 QUICK = (
     "--seconds",
@@ -103,6 +103,12 @@ def test_an_interrupt_keeps_the_rows_so_far(command, tmp_path, monkeypatch):
     rows = json.loads((tmp_path / "bench-model.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["preln"]
     assert [path.name for path in tmp_path.iterdir()] == ["bench-model.json"]
+
+
+def test_what_is_asked_for_twice_is_measured_once():
+    """Also where a number is repeated."""
+    cases = list(bench.expand(["tiny", "tiny"], modes=["decode"], contexts=[1, 1], batches=[2, 2]))
+    assert len(cases) == 1
 
 
 def test_without_preln_the_others_are_measured(monkeypatch, tmp_path):
@@ -251,9 +257,8 @@ def test_decoding_is_the_last_step_of_a_prompt():
         prompt = model(input_ids=ids[:, :-1], use_cache=True)
         expected = model(input_ids=ids).logits[:, -1:]
     inputs.ids.copy_(ids[:, -1:])
-    for fixed, layer in zip(
-        inputs.cache.layers, prompt[2 - (prompt.loss is None)].layers, strict=True
-    ):
+    filled = getattr(prompt, CACHE).layers
+    for fixed, layer in zip(inputs.cache.layers, filled, strict=True):
         fixed.held = tuple(
             torch.cat([x, torch.full_like(x[:, :, :1], float("nan"))], 2)
             for x in (layer.keys, layer.values)
