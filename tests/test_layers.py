@@ -62,8 +62,8 @@ PUBLIC = {
     "Evaluation",
     "inspect": "retrieval_map statistics report RetrievalMap",
     "evals": "TASKS Task LoadedTask TaskResult Score find_task load_tasks load_tokenizer evaluate",
-    "bench": "BACKBONES MODES SCOPES Backbone Case Method Plan Results expand parse_method "
-    "measure_models",
+    "bench": "BACKBONES MODES SCOPES Backbone Case Method Plan Results Sizes expand parse_method "
+    "measure_models measure_ops",
     "presets": "PRESETS GROUPS FAMILIES get vocab_size with_stream debug demo small",
     "sweep": "Sweep Outcome Slot describe load resolve run_sweep slots read_results statuses",
     "cli": "main",

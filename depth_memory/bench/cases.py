@@ -50,7 +50,7 @@ def expand(
     layers: int | None = None,
     checkpointing: bool = False,
 ) -> Iterator[Case]:
-    """Every combination; checkpointing concerns training alone.
+    """Every combination, once; checkpointing concerns training alone.
 
     Args:
         backbones: Names among `BACKBONES`.
@@ -72,13 +72,14 @@ def expand(
     ):
         for name in given:
             choose(field, name, allowed)
-    for name, scope, mode in itertools.product(backbones, scopes, modes):
+    for name, scope, mode in itertools.product(*map(dict.fromkeys, (backbones, scopes, modes))):
         shape = BACKBONES[name]
         if layers is not None and not 1 <= layers <= shape.layers:
             raise invalid("--layers", layers, f"1 to {shape.layers}, the layers of {name}")
         decodes = mode == "decode"
         lengths = contexts if decodes else sequences or (shape.sequence,)
-        for length, batch in itertools.product(lengths, batches or (shape.batch,)):
+        axes = (dict.fromkeys(lengths), dict.fromkeys(batches or (shape.batch,)))
+        for length, batch in itertools.product(*axes):
             yield Case(
                 backbone=name,
                 mode=mode,

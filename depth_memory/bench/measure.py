@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from depth_memory.bench.steps import Step
+from depth_memory.errors import UserError
 
 GIB = 2**30
 HOST_REPEATS = 3
+LONGEST_ERROR = 300
+FLUSHED = 256 * 2**20
+"""Bytes to write until a cache holds nothing else. What is then still to be written to memory makes
+up for what a run leaves in the cache."""
+CYCLES_PER_MS = 2_000_000
+"""Of a fast GPU; a slower one waits longer, which does no harm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +38,8 @@ class Plan:
     """Steps before the first timing; they compile."""
     compile: bool = True
     seed: int = 0
+    repeats: int = 20
+    """Runs of a single pass of which a timing is the median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +47,8 @@ class Prepared:
     """A step that is warm, and how long it takes roughly."""
 
     step: Step
+    plain: Step
+    """The same step, launched kernel by kernel: where memory shows."""
     seconds: float
     cuda_graph: bool
 
@@ -48,7 +61,7 @@ def prepare(step: Step, plan: Plan, device: torch.device, *, capture: bool) -> P
     best = captured or step
     best()
     seconds = timed(best, 1, device) / 1e3
-    return Prepared(step=best, seconds=seconds, cuda_graph=captured is not None)
+    return Prepared(step=best, plain=step, seconds=seconds, cuda_graph=captured is not None)
 
 
 def compare(this: Prepared, base: Prepared | None, plan: Plan, device: torch.device) -> dict:
@@ -68,7 +81,7 @@ def compare(this: Prepared, base: Prepared | None, plan: Plan, device: torch.dev
         "ratio_to_preln": statistics.median(ratios) if base else None,
         "spread": spread(ratios or times),
         "host_ms": _host_ms(this.step, device),
-        "peak_gib": _peak_gib(this.step, device),
+        "peak_gib": _peak_gib(this.plain, device),
         "cuda_graph": this.cuda_graph,
     }
 
@@ -86,12 +99,56 @@ def timed(step: Step, steps: int, device: torch.device) -> float:
             step()
         return (time.perf_counter() - began) * 1e3 / steps
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    step()  # as in a long run: the host is ahead when the first timed step begins, if it can be
     begin.record()
     for _ in range(steps):
         step()
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / steps
+
+
+def timed_apart(run: Callable[[], Any], repeats: int, device: torch.device) -> list[float]:
+    """Milliseconds of each of some runs, none of which finds in the cache what it needs.
+
+    Work that is queued before them hides how long the host takes to launch each.
+    """
+    run()
+    if device.type != "cuda":
+        return [timed(run, 1, device) for _ in range(repeats)]
+    flush = torch.empty(FLUSHED, dtype=torch.uint8, device=device)
+    host = _host_ms(lambda: (flush.zero_(), run()), device) * repeats
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    torch.cuda._sleep(int(2 * host * CYCLES_PER_MS))
+    for begin, end in events:
+        flush.zero_()
+        begin.record()
+        run()
+        end.record()
+    torch.cuda.synchronize(device)
+    return [begin.elapsed_time(end) for begin, end in events]
+
+
+def attempted(work: Callable[[], None]) -> str | None:
+    """What went wrong, in one line, or None; whatever it is, the next row can still be measured."""
+    try:
+        work()
+        message = None
+    except Exception as error:
+        name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        message = " ".join(f"{name}{error}".split())[:LONGEST_ERROR]
+    # outside the handler, where the traceback holds no tensors any more
+    release()
+    return message
+
+
+def release() -> None:
+    """Give back the memory of what is not used any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        # a device that is beyond use says so again when it is checked
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def synchronize(device: torch.device) -> None:

@@ -82,9 +82,8 @@ def build(method: Method, case: Case, device: torch.device, base: nn.Module | No
             model = original(original.config_class(**config))
         else:
             model = models.build_model(FAMILY, dict(method.stream), **config)
-        own = model.parameters() if base is None else share_(model, base)
         if base is not None:
-            randomise_(own)
+            randomise_(share_(model, base))
     return model.train(case.mode == "train")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +10,15 @@ import torch
 
 from depth_memory.bench import methods
 from depth_memory.bench.cases import Case
-from depth_memory.bench.measure import Plan, Prepared, compare, prepare, synchronize
+from depth_memory.bench.measure import (
+    Plan,
+    Prepared,
+    attempted,
+    compare,
+    prepare,
+    release,
+    synchronize,
+)
 from depth_memory.bench.methods import Method
 from depth_memory.bench.results import Results, Row
 from depth_memory.bench.steps import Inputs, make_inputs, make_step
@@ -29,8 +35,13 @@ KEY = (
     "layers",
 )  # fmt: skip
 """What tells one row from another."""
+LIMITS = {
+    "recompile_limit": 256,
+    "accumulated_recompile_limit": 1024,
+    "fail_on_recompile_limit_hit": True,
+}
+"""Of torch's compiler: past them it would go on uncompiled, and say nothing."""
 PRELN = Method(name=methods.BASE, stream={"name": methods.BASE})
-LONGEST_ERROR = 300
 
 
 def measure_models(
@@ -64,7 +75,8 @@ def measure_models(
     for case in cases:
         missing = [m for m in compared if _missing(results.find(_named(case, m)), retry)]
         if missing:
-            _measure_case(case, missing, plan, results, device, note)
+            with torch._dynamo.config.patch(LIMITS):
+                _measure_case(case, missing, plan, results, device, note)
     found = (results.find(_named(case, method)) for case, method in asked)
     return [row for row in found if row is not None]
 
@@ -85,14 +97,17 @@ def _measure_case(
     device: torch.device,
     note: Callable[[str], None],
 ) -> None:
-    # compiled code of other shapes would make this one's sizes variables
     torch._dynamo.reset()
+    release()
     torch.manual_seed(plan.seed)
     bench = _Bench(case, plan, device)
+    if bench.base_row["error"] is not None:
+        note(_line(bench.base_row))
     for method in missing:
         row = bench.row(method)
         results.add(row)
-        note(_line(row))
+        if row is not bench.base_row or row["error"] is None:
+            note(_line(row))
         _check(device, results)
 
 
@@ -104,7 +119,7 @@ class _Bench:
         self.inputs: Inputs | None = None
         self.backbone: Any = None
         self.base: Prepared | None = None
-        self.error = _attempted(self._begin)
+        self.error = attempted(self._begin)
         self.base_row = self._measured(PRELN)
 
     def _begin(self) -> None:
@@ -119,7 +134,10 @@ class _Bench:
     def _measured(self, method: Method) -> Row:
         found: Row = {**dict.fromkeys(FIELDS), **_named(self.case, method)}
         found |= methods.described(method, None)
-        found["error"] = self.error or _attempted(lambda: self._measure(method, found))
+        found["error"] = self.error or attempted(lambda: self._measure(method, found))
+        if self.backbone is not None:
+            # what a failure left behind; the next method has the same parameters
+            self.backbone.zero_grad(set_to_none=True)
         return found
 
     def _measure(self, method: Method, found: Row) -> None:
@@ -141,23 +159,6 @@ class _Bench:
         if is_base:
             found["ratio_to_preln"] = 1.0
             self.base = ready
-
-
-def _attempted(work: Callable[[], None]) -> str | None:
-    """What went wrong, in one line, or None; whatever it is, the next row can still be measured."""
-    try:
-        work()
-        message = None
-    except Exception as error:
-        name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        message = " ".join(f"{name}{error}".split())[:LONGEST_ERROR]
-    # outside the handler, where the traceback holds no tensors any more
-    gc.collect()
-    if torch.cuda.is_available():
-        # a device that is beyond use says so again when it is checked
-        with suppress(RuntimeError):
-            torch.cuda.empty_cache()
-    return message
 
 
 def _check(device: torch.device, results: Results) -> None:

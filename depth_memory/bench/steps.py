@@ -17,7 +17,7 @@ from depth_memory.bench.loss import head_loss, loss_and_gradient
 
 Step = Callable[[], Any]
 
-# changed in transformers 5.24
+# the name changed in transformers 5.24
 CACHE = fields(BaseModelOutputWithPast)[1].name
 
 
@@ -29,6 +29,7 @@ class FixedLayer(DynamicLayer):
 
     def __init__(self, keys: Tensor, values: Tensor):
         super().__init__()
+        self.held = keys, values
         self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(
@@ -36,14 +37,14 @@ class FixedLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         """Put the new ones into their place; all of them."""
         del args, kwargs
-        self.keys[:, :, -1:].copy_(key_states)
-        self.values[:, :, -1:].copy_(value_states)
-        return self.keys, self.values
+        for held, new in zip(self.held, (key_states, value_states), strict=True):
+            held[:, :, -1:].copy_(new)
+        return self.held
 
     def get_seq_length(self, *args: Any) -> int:
         """Tokens before the next one."""
         del args
-        return self.keys.shape[-2] - 1
+        return self.held[0].shape[-2] - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,9 @@ def make_step(model: Any, case: Case, inputs: Inputs, *, compiled: bool) -> Step
 def _training(model: Any, case: Case, inputs: Inputs, *, compiled: bool) -> Step:
     """Forward and backward; the gradients are let go, as after an optimiser's step."""
     if case.checkpointing:
-        options = {"use_reentrant": False}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        # renamed in transformers 5.23
+        old, new = "gradient_checkpointing_enable", "activation_checkpointing_enable"
+        getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
 
     def trunk() -> None:
         x = inputs.embedded.detach().requires_grad_()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from depth_memory.cli import arguments, console
+from depth_memory.cli import arguments, bars, console
 
 EXAMPLES = """\
 depth-memory bench model --backbone tiny --method preln ldm block_attnres
@@ -24,6 +26,18 @@ Every method has the same backbone, parameter by parameter, and is timed in turn
 ratio is to the timings of PreLN around it. What fails becomes a row that says so. The same command
 goes on where it was stopped: rows that FILE holds are not measured again.
 """
+OPS_EXAMPLES = """\
+depth-memory bench ops
+depth-memory bench ops --width 2048 4096 --key-dim 4 8 --window 5 --out ops.json
+"""
+OPS_NOTE = """\
+Bytes are those of the tensors that a pass must read or write, each once; the share is of the
+bandwidth of a copy in the same run. No pass finds its data in the cache.
+"""
+OPS_HEADER = (
+    "pass", "tokens", "width", "key dim", "groups", "window", "MB", "us", "spread", "GB/s",
+    "of copy", "error",
+)  # fmt: skip
 SHOWN = 60
 """Characters of an error in the table; the file has more."""
 HEADER = (
@@ -39,6 +53,7 @@ def add(commands: Any) -> None:
     )
     parts = parser.add_subparsers(metavar="WHAT", dest="what", required=True)
     _add_model(parts)
+    _add_ops(parts)
 
 
 def run_model(args: argparse.Namespace) -> None:
@@ -60,7 +75,9 @@ def run_model(args: argparse.Namespace) -> None:
             checkpointing=args.checkpointing,
         )
     )
-    methods = [bench.parse_method(text) for text in args.method]
+    methods = [bench.parse_method(text) for text in dict.fromkeys(args.method)]
+    if args.figure is not None:
+        bars.check(args.figure)
     compiled = device.type == "cuda" if args.compile is None else args.compile
     plan = bench.Plan(rounds=args.rounds, seconds=args.seconds, compile=compiled, seed=args.seed)
     configuration = {"what": "models", "dtype": "bfloat16", "attention": "sdpa", **asdict(plan)}
@@ -69,6 +86,31 @@ def run_model(args: argparse.Namespace) -> None:
         cases, methods, plan, results, device=device, retry=args.retry, note=console.note
     )
     console.show_table(HEADER, map(_model_cells, rows))
+    if args.figure is not None:
+        bars.draw(rows, args.figure)
+        console.show(f"figure: {args.figure}")
+    console.show(f"rows: {args.out}")
+
+
+def run_ops(args: argparse.Namespace) -> None:
+    """Measure single passes and show the rows."""
+    from depth_memory import bench
+    from depth_memory.bench.ops import KEY
+    from depth_memory.train.parallel import choose_device
+
+    device = choose_device(args.device)
+    sizes = [
+        bench.Sizes(tokens=n, width=d, key_dim=k, groups=args.groups, window=w)
+        for n, d, k, w in itertools.product(args.tokens, args.width, args.key_dim, args.window)
+    ]
+    bench.check_sizes(sizes)
+    plan = bench.Plan(rounds=args.rounds, repeats=args.repeats, seed=args.seed)
+    configuration = {"what": "ops", "dtype": "bfloat16", **asdict(plan)}
+    results = bench.Results(args.out, configuration=configuration, device=device, key=KEY)
+    rows = bench.measure_ops(
+        sizes, plan, results, device=device, retry=args.retry, note=console.note
+    )
+    console.show_table(OPS_HEADER, map(_ops_cells, rows))
     console.show(f"rows: {args.out}")
 
 
@@ -103,18 +145,11 @@ def _add_model(parts: Any) -> None:
     add("--context", default=[1024], help="tokens cached before a decoding step", **numbers)
     add("--layers", metavar="N", type=arguments.count, help="fewer layers at true width")
     add("--checkpointing", action="store_true", help="keep only the inputs of sublayers")
-    _add_plan(parser, "bench-model.json")
-    add("--retry", action="store_true", help="measure rows again that hold an error")
-
-
-def _add_plan(parser: argparse.ArgumentParser, out: str) -> None:
-    add = parser.add_argument
     add(
         "--compile",
         action=argparse.BooleanOptionalAction,
         help="compile each layer (default: on a GPU)",
     )
-    add("--rounds", metavar="N", type=arguments.count, default=7, help="timings (default: 7)")
     add(
         "--seconds",
         metavar="S",
@@ -122,9 +157,44 @@ def _add_plan(parser: argparse.ArgumentParser, out: str) -> None:
         default=0.5,
         help="of a timing, at least (default: 0.5)",
     )
-    add("--seed", metavar="N", type=arguments.natural, default=0, help="of inputs and parameters")
+    add("--figure", metavar="FILE", type=arguments.path, help="also draw the ratios to PreLN")
+    _add_common(parser, "bench-model.json")
+
+
+def _add_ops(parts: Any) -> None:
+    summary = "The kernels' passes over D-sized vectors, against the bytes that they must move."
+    parser = arguments.add_command(parts, "ops", run_ops, summary=summary, examples=OPS_EXAMPLES)
+    parser.description = f"{summary}\n\n{OPS_NOTE}"
+    numbers: dict[str, Any] = {"metavar": "N", "nargs": "+", "type": arguments.count}
+    add = parser.add_argument
+    add("--tokens", default=[16384], help="default: 16384", **numbers)
+    add("--width", default=[2048], help="D (default: 2048)", **numbers)
+    add("--key-dim", default=[8], help="rows of the memory (default: 8)", **numbers)
+    add("--window", default=[8], help="writes of a window (default: 8)", **numbers)
+    add("--groups", metavar="N", type=arguments.count, default=4, help="default: 4")
+    add(
+        "--repeats",
+        metavar="N",
+        type=arguments.count,
+        default=20,
+        help="runs, of which a timing is the median (default: 20)",
+    )
+    _add_common(parser, "bench-ops.json")
+
+
+def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
+    add = parser.add_argument
+    add("--rounds", metavar="N", type=arguments.count, default=7, help="timings (default: 7)")
+    add("--seed", metavar="N", type=arguments.natural, default=0, help="of what is random")
     arguments.add_device(parser)
-    add("--out", metavar="FILE", type=arguments.path, default=out, help=f"default: {out}")
+    add(
+        "--out",
+        metavar="FILE",
+        type=arguments.path,
+        default=Path(out),
+        help=f"where the rows go, or are (default: {out})",
+    )
+    add("--retry", action="store_true", help="measure rows again that hold an error")
 
 
 def _model_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -143,6 +213,20 @@ def _model_cells(row: dict[str, Any]) -> tuple[str, ...]:
         _number(row["peak_gib"], "{:.2f}".format),
         _number(row["ms"], "{:.2f}".format),
         _number(row["host_ms"], "{:.2f}".format),
+        (row["error"] or "")[:SHOWN],
+    )
+
+
+def _ops_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (row[name] for name in ("tokens", "width", "key_dim", "groups", "window"))
+    return (
+        row["op"],
+        *map(str, sizes),
+        _number(row["bytes"], lambda value: f"{value / 1e6:.1f}"),
+        _number(row["us"], "{:.1f}".format),
+        _number(row["spread"], "{:.1%}".format),
+        _number(row["gb_per_s"], "{:.0f}".format),
+        _number(row["share_of_copy"], "{:.1%}".format),
         (row["error"] or "")[:SHOWN],
     )
 

@@ -23,8 +23,8 @@ def draw(runs: Sequence[Path], path: Path) -> None:
     from depth_memory.train import read_metrics
     from depth_memory.train.directory import METRICS
 
-    figure = _new_figure()
-    _check_format(figure, path)
+    figure = new_figure()
+    check_format(figure, path)
     axis = figure.subplots()
     for number, run in enumerate(runs):
         records = read_metrics(run / METRICS)
@@ -34,7 +34,7 @@ def draw(runs: Sequence[Path], path: Path) -> None:
     axis.set_xlabel("step")
     axis.set_ylabel("loss in nats per token")
     axis.legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def _plot(axis: Any, records: Sequence[dict[str, Any]], name: str, color: str) -> None:
@@ -48,7 +48,12 @@ def _plot(axis: Any, records: Sequence[dict[str, Any]], name: str, color: str) -
     )
 
 
-def _new_figure() -> Any:
+def new_figure() -> Any:
+    """An empty figure.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -58,13 +63,15 @@ def _new_figure() -> Any:
     return Figure(figsize=(6.4, 4.0), layout="constrained")
 
 
-def _check_format(figure: Any, path: Path) -> None:
+def check_format(figure: Any, path: Path) -> None:
+    """Raise unless the suffix of `path` is of a format that the figure can take."""
     formats = figure.canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in formats:
         raise invalid("--figure", str(path), f"a name that ends in one of {', '.join(formats)}")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write the picture; what is at `path` is replaced once it is whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(path) as partial:

@@ -15,7 +15,12 @@ from depth_memory import cli, train
 from depth_memory.cli.main import COMMANDS, parser
 from tests.cli.conftest import on
 
-PAGES = [[], *([name] for name in COMMANDS), *(["data", a] for a in ("prepare", "verify", "info"))]
+PAGES = [
+    [],
+    *([name] for name in COMMANDS),
+    *(["data", a] for a in ("prepare", "verify", "info")),
+    *(["bench", a] for a in ("model", "ops")),
+]
 
 
 def test_the_command_line_is_there_before_torch():
