@@ -57,7 +57,7 @@ class LDM(Stream):
         return Writer(self.config, self.dim, self.writes, forgets)
 
     def start(self, x: Tensor) -> Streams | fused.Exchange:
-        if fused.applies(self.config, x):
+        if fused.applies(self, x):
             sizes = fused.layout(self.config, self.writes, self.form.window, x.dtype)
             prior = None if self.prior is None else self.prior(x)
             return fused.begin(x, sizes, prior, self.embedding_writer)

@@ -22,6 +22,15 @@ CHOICES = {
 MAX_CONDITION = 1e6
 """Largest alpha / min_retention: beyond it float32 cannot keep P positive over many writes."""
 
+CARRIED = {
+    "embedding_write": True,
+    "final_read": True,
+    "residual": True,
+    "latent_input": "output",
+    "latent_norm": "rms",
+}
+"""Fields that have one value where kernels carry the stream."""
+
 POSITIVE = ("key_dim", "groups", "read_rank", "write_rank")
 
 
@@ -116,11 +125,21 @@ class AbstractLDMConfig:
         if not self.residual:
             object.__setattr__(self, "embedding_write", True)
             object.__setattr__(self, "final_read", True)
+        if self.impl == "triton" and self.beyond_kernels is not None:
+            raise invalid("stream.impl", self.impl, f"auto, reference ({self.beyond_kernels})")
 
     @property
     def largest_alpha(self) -> float:
         """The alpha with which P stays positive in float32 at the lowest forgetting."""
         return MAX_CONDITION * self.min_retention
+
+    @property
+    def beyond_kernels(self) -> str | None:
+        """The choice that kernels cannot carry, in words; None if there is none."""
+        for field, value in CARRIED.items():
+            if getattr(self, field) != value:
+                return f"{field} is not {value}"
+        return None
 
     @property
     def queries_start_at_zero(self) -> bool:

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from depth_memory.errors import UserError, invalid
 from depth_memory.ops import _impl
 from depth_memory.ops._precision import compute_dtype
 from depth_memory.ops.exchange.tape import Layout, Read, Tape
-from depth_memory.streams.base import Norm, coefficients_are_frozen
+from depth_memory.streams.base import Norm, Stream, coefficients_are_frozen
 from depth_memory.streams.ldm_config import AbstractLDMConfig
 from depth_memory.streams.ldm_maps import Reader, Writer
 from depth_memory.streams.memory import Observation
@@ -29,34 +30,30 @@ class Exchange(NamedTuple):
     covariance: Float[Tensor, "N G Dk Dk"]
     token: Float[Tensor, ""]
     tape: Tape
+    step: int
+    """Which state of its pass this is."""
 
 
-def obstacle(config: AbstractLDMConfig, x: Tensor) -> str | None:
-    """Why the kernels cannot carry this stream for `x`, or None if they can."""
-    wanted = {
-        "embedding_write": True,
-        "final_read": True,
-        "residual": True,
-        "latent_norm": "rms",
-        "latent_input": "output",
-    }
-    for field, value in wanted.items():
-        if getattr(config, field) != value:
-            return f"{field} is not {value}"
-    if torch.compiler.is_compiling() or coefficients_are_frozen():
-        return "the plain path is traced"
-    return _impl.obstacle("exchange", x.device)
+PLAIN_NORMS = ("RMSNorm", "LlamaRMSNorm", "Qwen3RMSNorm")
+"""Names of torch's and transformers' modules that compute `weight * x / rms(x)`."""
 
 
-def applies(config: AbstractLDMConfig, x: Tensor) -> bool:
-    """Whether the kernels carry this stream for `x`.
+def applies(stream: Stream, x: Tensor) -> bool:
+    """Whether kernels carry this stream for `x`.
 
     Raises:
         UserError: The configuration asks for kernels that cannot run.
     """
-    if config.impl == "reference" or (config.impl == "auto" and obstacle(config, x) is not None):
+    config: AbstractLDMConfig = stream.config
+    if config.impl == "reference" or torch.compiler.is_compiling() or coefficients_are_frozen():
         return False
-    return _impl.resolve("exchange", config.impl, x.device) == "triton"
+    against = config.beyond_kernels or _impl.obstacle("exchange", x.device)
+    if any("forward" in vars(module) for module in stream.modules()):
+        # accelerate's hooks bring weights from elsewhere; a kernel would not call them
+        against = "another library has replaced the forward of its modules"
+    if config.impl == "triton" and against is not None:
+        raise invalid("stream.impl", config.impl, f"auto, reference ({against})")
+    return against is None and _impl.resolve("exchange", config.impl, x.device) == "triton"
 
 
 def layout(config: AbstractLDMConfig, writes: int, window: int, dtype: torch.dtype) -> Layout:
@@ -80,27 +77,28 @@ def begin(x: Tensor, sizes: Layout, prior: Tensor | None, writer: Writer) -> Exc
     from depth_memory.ops.exchange.nodes import Store
 
     tape = Tape(sizes, torch.is_grad_enabled())
-    tape.open(_rows(x), None, None)
+    tape.open(_rows(x))
     value, latent = Store.apply(tape, _rows(x), None, _weight(writer, x))
     token = x.new_zeros(())
     N, K = value.shape[0], sizes.key_dim
     covariance = token if prior is None else prior.expand(N, sizes.groups, K, K).contiguous()
     covariance, token = _observe(tape, writer.complete(latent), covariance, token)
-    return Exchange(value.view(x.shape), (), covariance, token, tape)
+    return Exchange(value.view(x.shape), (), covariance, token, tape, 0)
 
 
 def exchange(state: Exchange, reader: Reader, norm: Norm) -> tuple[Tensor, Exchange]:
     """Add what is on its way to the residual stream; read, and norm."""
     from depth_memory.ops.exchange.nodes import Advance, Retrieve
 
-    h, outputs, covariance, token, tape = state
+    h, outputs, covariance, token, tape, _ = state
+    step = _next(state)
     read = Read()
     value = _rows(outputs[0]) if outputs else None
     rows, latent = Advance.apply(tape, read, _rows(h), value, _weight(reader, h))
     query, scale = reader.complete(latent)
     weight, eps = rms_parameters(norm, h)
     x = Retrieve.apply(tape, read, rows, query, scale, token, weight, eps).view(h.shape)
-    state = Exchange(rows.view(h.shape), (), covariance, token, tape)
+    state = Exchange(rows.view(h.shape), (), covariance, token, tape, step)
     return (norm(x) if weight is None else x), state
 
 
@@ -108,40 +106,60 @@ def add_norm(state: Exchange, norm: Norm) -> tuple[Tensor, Exchange]:
     """The normed input of a sublayer that reads no memory; nothing is added for good."""
     from depth_memory.ops.exchange.nodes import AddNorm
 
-    h, outputs, covariance, token, tape = state
+    h, outputs, covariance, token, tape, step = state
     weight, eps = rms_parameters(norm, h)
     if weight is None:
         return norm(h + outputs[0]), state
     x, rows, y = AddNorm.apply(_rows(h), _rows(outputs[0]), weight, eps)
-    pending = Exchange(rows.view(h.shape), (y.view(h.shape),), covariance, token, tape)
-    return x.view(h.shape), pending
+    pending = (y.view(h.shape),)
+    state = Exchange(rows.view(h.shape), pending, covariance, token, tape, step)
+    return x.view(h.shape), state
 
 
 def write(state: Exchange, y: Tensor, writer: Writer | None) -> Exchange:
     """Keep `y`, together with what was kept before; say where it is written."""
     from depth_memory.ops.exchange.nodes import Store
 
-    h, outputs, covariance, token, tape = state
+    h, outputs, covariance, token, tape, step = state
     y = y.to(h.dtype)
     if writer is None:
-        return Exchange(h, (y,), covariance, token, tape)
+        return Exchange(h, (y,), covariance, token, tape, step)
+    step = _next(state)
     first, second = (outputs[0], y) if outputs else (y, None)
     second = None if second is None else _rows(second)
     value, latent = Store.apply(tape, _rows(first), second, _weight(writer, h))
     covariance, token = _observe(tape, writer.complete(latent), covariance, token)
-    return Exchange(h, (value.view(h.shape),), covariance, token, tape)
+    return Exchange(h, (value.view(h.shape),), covariance, token, tape, step)
 
 
 def rms_parameters(norm: Norm, like: Tensor) -> tuple[Tensor | None, float]:
-    """Weight and epsilon of a plain RMS norm; no weight if `norm` is anything else."""
-    kind = type(norm).__name__
-    if not isinstance(norm, nn.Module) or not kind.endswith("RMSNorm") or norm._forward_hooks:
+    """Weight and epsilon of a plain RMS norm; no weight if `norm` is or does anything else."""
+    if not isinstance(norm, nn.Module) or type(norm).__name__ not in PLAIN_NORMS:
         return None, 0.0
+    hooks = (norm._forward_pre_hooks, norm._forward_hooks)
+    hooks += (norm._backward_pre_hooks, norm._backward_hooks)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    weight = getattr(norm, "weight", None)
-    if not isinstance(eps, float) or weight is None or weight.dtype != like.dtype:
+    weight = norm.weight
+    if any(hooks) or "forward" in vars(norm) or not isinstance(eps, float):
         return None, 0.0
-    return weight, eps
+    if not isinstance(weight, Tensor) or weight.shape != like.shape[-1:]:
+        return None, 0.0
+    alike = weight.dtype == like.dtype and weight.device == like.device
+    return (weight, eps) if alike else (None, 0.0)
+
+
+def _next(state: Exchange) -> int:
+    """The number of the state that follows.
+
+    Raises:
+        UserError: Another state has followed already, and the tape has gone on with it.
+    """
+    if state.step != state.tape.steps:
+        raise UserError(
+            "stream.impl: kernels run a layer once; allowed: reference, to run it again"
+        )
+    state.tape.steps += 1
+    return state.tape.steps
 
 
 def _observe(

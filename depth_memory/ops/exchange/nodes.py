@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from depth_memory.ops.exchange.covariance import rls_backward, rls_forward
-from depth_memory.ops.exchange.fold import Fold, Uses, fold_backward, fold_forward
 from depth_memory.ops.exchange.norm import add_norm_backward, add_norm_forward
 from depth_memory.ops.exchange.project import project_backward, project_forward
 from depth_memory.ops.exchange.read import Norm, read_backward, read_forward
-from depth_memory.ops.exchange.sweep import Swept, sweep_backward, sweep_forward
-from depth_memory.ops.exchange.tape import Read, Tape, Window
+from depth_memory.ops.exchange.sweep import sweep_backward, sweep_forward
+from depth_memory.ops.exchange.tape import Read, Tape
 
 
 class Store(Function):
@@ -40,10 +40,12 @@ class Store(Function):
         return value.view_as(value), latent
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         d_value, d_latent = grads
         weight, latent, rstd = ctx.saved_tensors
         window, slot = ctx.window, ctx.slot
+        window.enter()
         if d_latent is None:
             d_latent = torch.zeros_like(latent)
         d, d_weight = project_backward(
@@ -51,7 +53,7 @@ class Store(Function):
             window.returns(slot), window.layout.groups,
         )  # fmt: skip
         if slot == 0 and window.base is None:
-            window.forget()
+            window.close()
         return None, d, d if ctx.adds else None, d_weight
 
 
@@ -79,6 +81,7 @@ class Observe(Function):
         return out, token.view_as(token)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         d_P, _ = grads
         P, key, forgetting, importance = ctx.saved_tensors
@@ -107,6 +110,7 @@ class Note(Function):
         return token.view_as(token)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         del grads
         collected, slot = ctx.window.gradients(), ctx.slot
@@ -132,6 +136,7 @@ class Advance(Function):
         return (h.view_as(h) if out is None else out), latent
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         d_h, d_latent = grads
         weight, latent, rstd = ctx.saved_tensors
@@ -160,9 +165,8 @@ class Retrieve(Function):
         eps: float,
     ) -> Tensor:
         del token
-        ctx.folded = tape.current if tape.full else None
-        if ctx.folded is not None:
-            tape.open(h, h.detach(), fold(ctx.folded))
+        if tape.full:
+            tape.turn(h)
         window = tape.current
         i = window.begin_read(read)
         swept = window.swept(i)
@@ -174,20 +178,20 @@ class Retrieve(Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         (d_out,) = grads
         norm_weight, out, rstd = ctx.saved_tensors
         window, i = ctx.read.window, ctx.read.index
+        window.enter()
         seen, dz = window.reading(i), window.gradient_of(i)
         norm = _norm(norm_weight, ctx.eps)
         found = read_backward(window.start, seen, norm, out, rstd, d_out, dz)
-        ctx.read.sent = (found.h, dz)
+        ctx.read.send(found.h, dz)
         d_rest = None if window.base is None else found.d_rest
         d_query, d_scale = sweep_backward(
             window.writes, seen.count, window.swept(i), found.d_weights, d_rest, window.gradients()
         )
-        if ctx.folded is not None:
-            unfold(ctx.folded, window)
         # the residual stream's share is on the tape, where `Advance` finds it
         return None, None, None, d_query, d_scale, None, found.d_norm, None
 
@@ -205,38 +209,13 @@ class AddNorm(Function):
         return out, h.view_as(h), y.view_as(y)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         d_out, d_h, d_y = grads
         total, norm_weight = ctx.saved_tensors
         norm = Norm(norm_weight, ctx.eps)
         d_h, d_y, d_norm = add_norm_backward(total, norm, d_out, d_h, d_y)
         return d_h, d_y, d_norm, None
-
-
-def fold(window: Window) -> Tensor:
-    """The memory once the window is part of it, [K, N, D]; its coefficients stay on the window."""
-    n, N, G, K = window.writes.gain.shape
-    gain = window.writes.gain
-    window.fold = Fold(gain.new_empty(N, G, K, K), gain.new_empty(N, G, K, n))
-    sweep_forward(None, None, window.writes, n, Swept(window.fold.weights, window.fold.rest, None))
-    return fold_forward(window.base, window.values, n, window.fold, window.layout.state_dtype)
-
-
-def unfold(window: Window, following: Window) -> None:
-    """The gradient of the memory that `window` was folded into, from all that read it."""
-    assert window.fold is not None
-    n = window.layout.window
-    uses = Uses(
-        following.read_gradients(), following.rests, following.scales,
-        len(following.reads), following.base_grad, following.fold,
-    )  # fmt: skip
-    window.base_grad, d_fold = fold_backward(
-        window.base, window.values, n, window.fold, uses, window.layout.state_dtype
-    )
-    d_rest = None if window.base is None else d_fold.rest
-    swept = Swept(window.fold.weights, window.fold.rest, None)
-    sweep_backward(window.writes, n, swept, d_fold.weights, d_rest, window.gradients())
-    following.forget()
 
 
 def _norm(weight: Tensor | None, eps: float) -> Norm | None:

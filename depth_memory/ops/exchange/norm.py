@@ -73,8 +73,8 @@ def add_norm_backward(
     """Gradients of `h`, `y` and the norm's weight; `d_h` and `d_y` are what came by other ways."""
     N, D = total.shape
     dh, dy = torch.empty_like(total), torch.empty_like(total)
-    rows = triton.cdiv(N, 2 * _launch.programs(total.device))
-    count = triton.cdiv(N, rows)
+    rows = max(triton.cdiv(N, 2 * _launch.programs(total.device)), 1)
+    count = max(triton.cdiv(N, rows), 1)
     partial = total.new_empty(count, D, dtype=_launch.compute_dtype((total,)))
     add_norm_bwd_kernel[(count,)](
         total, norm.weight, d_out.contiguous(), d_h.contiguous(), d_y.contiguous(),

@@ -188,7 +188,7 @@ def read_backward(
     (G, C), K = r.weights.shape[-2:], 0 if base is None else base.shape[0]
     d_weights, d_rest = torch.empty_like(r.weights), torch.empty_like(r.rest)
     ACC, BV, mean = _launch.ACC[rstd.dtype], triton.next_power_of_2(D // G), rstd
-    count = min(triton.cdiv(N, 4), max(8 * _launch.programs(dz.device) // G, 1))
+    count = max(min(triton.cdiv(N, 4), 8 * _launch.programs(dz.device) // G), 1)
     partial = rstd.new_empty(count, D) if norm is not None else rstd
     if norm is not None:
         # the norm's weight times zhat is the output: no need for zhat itself

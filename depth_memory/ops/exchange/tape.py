@@ -12,11 +12,19 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch._C import _current_graph_task_id
+from torch._C._autograd import _get_current_graph_task_keep_graph
 
-from depth_memory.ops.exchange.fold import Fold
+from depth_memory.ops.exchange.fold import Fold, Uses, fold_backward, fold_forward
 from depth_memory.ops.exchange.project import Returns
 from depth_memory.ops.exchange.read import Reading
-from depth_memory.ops.exchange.sweep import Swept, WriteGradients, Writes
+from depth_memory.ops.exchange.sweep import (
+    Swept,
+    WriteGradients,
+    Writes,
+    sweep_backward,
+    sweep_forward,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,12 @@ class Window:
     reads: list[int] = field(default_factory=list)
     """For each read, how many of the window's writes it saw."""
     fold: Fold | None = None
+    following: Window | None = None
+    """The window that began with what this one was folded into."""
+    task: int = -1
+    """The backward pass that the gradients below belong to."""
+    closed: bool = False
+    """Whether the arrays are gone, as saved tensors are after the last backward pass."""
     grads: Tensor | None = None
     """The gradients of the reads, [n, N, D]."""
     arrived: set[int] = field(default_factory=set)
@@ -98,6 +112,7 @@ class Window:
 
     def gradients(self) -> WriteGradients:
         """Where the gradients of the writes are added up."""
+        self.enter()
         if self.write_grads is None:
             gain = self.writes.gain
             erase = torch.zeros_like(gain) if self.layout.erases else gain
@@ -107,6 +122,7 @@ class Window:
 
     def gradient_of(self, read: int) -> Tensor:
         """Where the gradient of a read goes, [N, D]."""
+        self.enter()
         if self.grads is None:
             self.grads = torch.empty_like(self.values)
         self.arrived.add(read)
@@ -121,14 +137,66 @@ class Window:
 
     def returns(self, slot: int) -> Returns:
         """What the reads and the fold send back to the value in `slot`."""
+        self.enter()
         first = next((i for i, seen in enumerate(self.reads) if seen > slot), len(self.reads))
         fold = None if self.base_grad is None or self.fold is None else self.fold.weights
         base = None if fold is None else self.base_grad
         grads = self.read_gradients(first)
         return Returns(grads, self.weights, self.scales, first, len(self.reads), slot, fold, base)
 
+    def fold_up(self) -> Tensor:
+        """The memory once the window is part of it, [K, N, D]; the coefficients are kept."""
+        n, N, G, K = self.writes.gain.shape
+        gain = self.writes.gain
+        self.fold = Fold(gain.new_empty(N, G, K, K), gain.new_empty(N, G, K, n))
+        sweep_forward(None, None, self.writes, n, Swept(self.fold.weights, self.fold.rest, None))
+        return fold_forward(self.base, self.values, n, self.fold, self.layout.state_dtype)
+
+    def enter(self) -> None:
+        """In each backward pass begin with what the following window sends back, and no more.
+
+        Nodes run from the latest to the first, so whatever follows the window is done by then. A
+        pass need not visit every node: what an earlier one has left behind would be counted again.
+        """
+        if self.closed:
+            raise RuntimeError("backward through a graph again: the first needs retain_graph=True")
+        task = _current_graph_task_id()
+        if self.task == task:
+            return
+        self.forget()
+        self.task = task
+        if self.following is not None:
+            self.following.enter()
+            self._unfold(self.following)
+
+    def _unfold(self, following: Window) -> None:
+        """The gradient of the memory that this was folded into, from all that used it."""
+        assert self.fold is not None
+        n = self.layout.window
+        uses = Uses(
+            following.read_gradients(), following.rests, following.scales,
+            len(following.reads), following.base_grad, following.fold,
+        )  # fmt: skip
+        self.base_grad, d_fold = fold_backward(
+            self.base, self.values, n, self.fold, uses, self.layout.state_dtype
+        )
+        d_rest = None if self.base is None else d_fold.rest
+        swept = Swept(self.fold.weights, self.fold.rest, None)
+        sweep_backward(self.writes, n, swept, d_fold.weights, d_rest, self.gradients())
+        following.close()
+
+    def close(self) -> None:
+        """Let go of the gradients, and of everything else unless the graph is kept."""
+        self.forget()
+        if _get_current_graph_task_keep_graph():
+            return
+        self.closed, none = True, self.values.new_empty(0)
+        self.values = self.weights = self.rests = self.scales = none
+        self.writes = Writes(none, None, None)
+        self.start = self.base = self.fold = self.following = None
+
     def forget(self) -> None:
-        """Let go of the gradients, so that another backward pass starts from nothing."""
+        """Let go of the gradients."""
         self.grads = self.write_grads = self.base_grad = None
         self.arrived.clear()
 
@@ -140,6 +208,8 @@ class Tape:
     layout: Layout
     recording: bool
     windows: list[Window] = field(default_factory=list)
+    steps: int = 0
+    """How many states the pass has gone through; only the last may be used."""
 
     @property
     def current(self) -> Window:
@@ -151,12 +221,19 @@ class Tape:
         """Whether the window has to be folded before the next read."""
         return self.layout.folds and self.current.written == self.layout.window
 
-    def open(self, like: Tensor, start: Tensor | None, base: Tensor | None) -> Window:
-        """Begin a window for rows like `like`."""
-        if not self.recording:
+    def open(self, like: Tensor) -> None:
+        """Begin the first window, for rows like `like`."""
+        self.windows.append(Window.empty(self.layout, like, None, None))
+
+    def turn(self, h: Tensor) -> None:
+        """Fold the window up, and begin the next at the residual stream `h`."""
+        full = self.current
+        following = Window.empty(self.layout, h, h.detach(), full.fold_up())
+        if self.recording:
+            full.following = following
+        else:
             self.windows.clear()
-        self.windows.append(Window.empty(self.layout, like, start, base))
-        return self.current
+        self.windows.append(following)
 
 
 @dataclass
@@ -165,16 +242,21 @@ class Read:
 
     window: Window | None = None
     index: int = 0
-    sent: tuple[Tensor, Tensor] | None = None
-    """The residual stream, and the read's gradient for it, once that has been computed."""
+    sent: tuple[int, Tensor, Tensor] | None = None
+    """The backward pass, the residual stream, and the read's gradient for it in that pass."""
+
+    def send(self, h: Tensor, d_h: Tensor) -> None:
+        """Leave the residual stream and the read's gradient for `take`."""
+        self.sent = (_current_graph_task_id(), h, d_h)
 
     def take(self) -> tuple[Tensor, Tensor | None]:
         """The residual stream [N, D], and the gradient that the read sent back to it."""
         window, sent = self.window, self.sent
         assert window is not None
         self.sent = None
-        if sent is not None:
-            return sent
+        window.enter()
+        if sent is not None and sent[0] == _current_graph_task_id():
+            return sent[1:]
         # the loss depends on the residual stream here, but not on this read
         h = window.start
         for value in window.values[: window.reads[self.index]].unbind():
