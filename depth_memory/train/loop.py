@@ -97,6 +97,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
             checkpoint.
     """
     run.validate()
+    run = directory.located(run)
     with ExitStack() as stack:
         stack.enter_context(files.refusals_explained(run.out))
         world = stack.enter_context(connect(run.device))
@@ -114,6 +115,8 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         report = stack.enter_context(Report(run, start.step, world, show=show))
         for text in start.skipped:
             report.note(f"skipped damaged checkpoint {text}")
+        if start.step:
+            report.note(f"going on from step {start.step}")
         evaluation = _steps(session, start.step, report)
         world.do(lambda: _export(session))
     return Result(
