@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from depth_memory.files import dumps
 
 
 def error(message: str) -> None:
@@ -24,8 +25,12 @@ def show(text: str = "") -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print the result for a program to read."""
-    show(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print the result for a program to read.
+
+    Raises:
+        UserError: A number in it is not finite.
+    """
+    show(dumps(value).rstrip("\n"))
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -11,7 +11,12 @@ from depth_memory.files import replaced_file
 
 
 def draw(runs: Sequence[Path], path: Path) -> None:
-    """Write the losses of runs as a picture; what is at `path` is replaced once it is whole.
+    """Write the losses of runs as a picture: `figure`, then `save`."""
+    save(figure(runs, path), path)
+
+
+def figure(runs: Sequence[Path], path: Path) -> Any:
+    """The losses of runs as a figure of matplotlib, which `save` writes.
 
     Args:
         runs: Directories of runs.
@@ -23,9 +28,9 @@ def draw(runs: Sequence[Path], path: Path) -> None:
     from depth_memory.train import read_metrics
     from depth_memory.train.directory import METRICS
 
-    figure = _new_figure()
-    _check_format(figure, path)
-    axis = figure.subplots()
+    picture = _new_figure()
+    _check_format(picture, path)
+    axis = picture.subplots()
     for number, run in enumerate(runs):
         records = read_metrics(run / METRICS)
         if not records:
@@ -34,7 +39,7 @@ def draw(runs: Sequence[Path], path: Path) -> None:
     axis.set_xlabel("step")
     axis.set_ylabel("loss in nats per token")
     axis.legend()
-    _save(figure, path)
+    return picture
 
 
 def _plot(axis: Any, records: Sequence[dict[str, Any]], name: str, color: str) -> None:
@@ -64,10 +69,15 @@ def _check_format(figure: Any, path: Path) -> None:
         raise invalid("--figure", str(path), f"a name that ends in one of {', '.join(formats)}")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(picture: Any, path: Path) -> None:
+    """Write a figure; what is at `path` is replaced once it is whole.
+
+    Raises:
+        UserError: It cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(path) as partial:
-            figure.savefig(partial, dpi=130)
+            picture.savefig(partial, dpi=130)
     except OSError as error:
         raise UserError(f"--figure: cannot write {path}: {error.strerror}") from error

@@ -11,6 +11,15 @@ from depth_memory.errors import UserError
 from depth_memory.inspect.retrieval import RetrievalMap
 
 
+def require() -> None:
+    """Find out whether pictures can be drawn.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    _pyplot()
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib

@@ -83,8 +83,11 @@ def connect(device: str = "auto") -> Generator[World]:
 
     Args:
         device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        UserError: There is no such device, or the environment is not one that `torchrun` sets.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _number_of_torchrun("WORLD_SIZE", 1)
     chosen = choose_device(device)
     if size == 1:
         yield World(rank=0, size=1, device=chosen)
@@ -93,6 +96,7 @@ def connect(device: str = "auto") -> Generator[World]:
         torch.cuda.set_device(chosen)
     ours = not dist.is_initialized()
     if ours:
+        _check_torchrun(size)
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=30))
     try:
@@ -116,7 +120,26 @@ def choose_device(device: str) -> torch.device:
         raise invalid("device", device, "auto or cpu (torch finds no GPU)")
     if device == "cpu" or not available:
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", _number_of_torchrun("LOCAL_RANK", 0))
+
+
+def _number_of_torchrun(name: str, least: int) -> int:
+    """A number of the environment, `least` where there is none."""
+    text = os.environ.get(name, str(least))
+    if not (text.isdecimal() and int(text) >= least):
+        raise invalid(name, text, f"a whole number of at least {least}, as torchrun sets it")
+    return int(text)
+
+
+def _check_torchrun(size: int) -> None:
+    """Refuse to wait for processes that nobody started."""
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UserError(f"WORLD_SIZE: got {size}, but no {name}; allowed: what torchrun sets")
+    rank = _number_of_torchrun("RANK", 0)
+    if rank >= size:
+        raise invalid("RANK", rank, f"0 to WORLD_SIZE - 1 = {size - 1}")
+    _number_of_torchrun("MASTER_PORT", 0)
 
 
 def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:

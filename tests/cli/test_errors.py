@@ -120,7 +120,7 @@ WRONG_USE = {
         ["evaluate", "RUN", "--length", "129"],
         "--length: got 129; allowed: at most the model's position limit 128",
     ),
-    "unknown split": (["evaluate", "RUN", "--split", "test"], "split: got 'test'; allowed: train"),
+    "unknown split": (["evaluate", "RUN", "--split", "test"], "--split: got 'test'; allowed: t"),
     "unknown device": (["evaluate", "RUN", "--device", "tpu"], "--device: got 'tpu'; allowed: "),
     "data of another tokenizer": (["evaluate", "RUN", "--data", "OTHER"], "vocab_size: got 300"),
     "tokenizer of another size": (
@@ -304,6 +304,7 @@ def test_a_saved_model_that_lacks_weights(command, run, tmp_path):
     weights = load_file(model / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    (model / "weights.json").unlink()
     message = f"{model}: weights are missing: model.layers.0.mlp.up_proj.weight"
     assert_refused(command("generate", model), message)
 
@@ -311,6 +312,8 @@ def test_a_saved_model_that_lacks_weights(command, run, tmp_path):
 def test_a_saved_model_with_cut_weights(command, run, tmp_path):
     model = saved_model(run, tmp_path)
     cut(model / "model.safetensors")
+    assert_refused(command("generate", model), f"{model}: model.safetensors has ")
+    (model / "weights.json").unlink()
     assert_refused(command("generate", model), f"{model}: cannot be loaded: ")
 
 

@@ -112,7 +112,7 @@ def test_rows_must_spread_over_processes_and_pieces() -> None:
 
 
 def test_a_description_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    content = {"format": 1, "config": RUN.as_dict()}
+    content = {"format": 1, "config": RUN.as_dict(), "data": {}, "sessions": []}
     (tmp_path / "run.json").write_text(json.dumps(content))
     assert load_run(tmp_path) == RUN
     (tmp_path / "run.json").write_text(json.dumps({**content, "format": 2}))
