@@ -27,10 +27,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depth_memory.errors import UserError
+from depth_memory.errors import Range, UserError
 
 Norm = Callable[[Tensor], Tensor]
 State = Any  # a NamedTuple of tensors or tuples of tensors, owned by the stream
+
+MAX_WIDTH, MAX_SITES, MAX_RANK = 2**17, 2**14, 2**16
+"""Largest width and number of sublayers of a network, and largest rank of a map in its stream."""
+
+EPS = Range(1e-30, 1.0)
+"""What may be added to a mean square: in float32 it is above 0, and divides 0 without a fault."""
 
 MAX_VARIANTS = 16
 """Forms of state up to which compiling a port pays."""

@@ -1,5 +1,6 @@
 """Every command does what it says, on a model that the commands themselves trained."""
 
+import argparse
 import json
 import re
 import shlex
@@ -358,3 +359,25 @@ def test_main_takes_the_arguments_of_the_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["depth-memory", "--version"])
     assert cli.main() == 0
     assert capsys.readouterr().out.startswith("depth-memory ")
+
+
+def numeric(parser):
+    """The options of a command and its parts that take a number by default."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                yield from numeric(part)
+        elif action.metavar in ("N", "T", "K", "P"):
+            yield action
+
+
+def test_every_number_on_the_command_line_has_a_range():
+    from depth_memory.cli import arguments
+
+    found = list(numeric(parser()))
+    assert len(found) > 12
+    for action in found:
+        assert isinstance(action.type, arguments.Number), action.option_strings
+        for text in ("nan", "inf", "-inf", "1e400", "9" * 400, "x"):
+            with pytest.raises(argparse.ArgumentTypeError, match="allowed: "):
+                action.type(text)

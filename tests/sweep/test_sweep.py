@@ -306,7 +306,7 @@ def test_mistakes_of_the_command_are_one_line(
         (path, "--set", "seed"): "--set: got 'seed'; allowed: FIELD=VALUE",
         (path, "--set", "optim.lr=1"): "--set: got 'optim.lr'; allowed: a field that axis",
         (path, "--only", "fly"): "--only: got 'fly'; allowed: a pattern of names such as preln-",
-        (path, "--jobs", "0"): "--jobs: got '0'; allowed: a whole number of at least 1",
+        (path, "--jobs", "0"): "--jobs: got '0'; allowed: a whole number, at least 1, at most ",
         (path, "--device", "tpu"): "--device: got 'tpu'; allowed: auto, cpu, cuda",
     }.items():
         code, out, err = command("sweep", *argv)
