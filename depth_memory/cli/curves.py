@@ -20,32 +20,36 @@ def draw(runs: Sequence[Path], path: Path) -> None:
     Raises:
         UserError: matplotlib is missing, a directory is not of a run, or the format is unknown.
     """
+    from depth_memory.inspect.figure import put
     from depth_memory.train import read_metrics
     from depth_memory.train.directory import METRICS
 
     figure = _new_figure()
     _check_format(figure, path)
     axis = figure.subplots()
+    labels = []
     for number, run in enumerate(runs):
         records = read_metrics(run / METRICS)
         if not records:
             raise invalid("--figure: model", str(run), f"the directory of a run, with {METRICS}")
-        _plot(axis, records, run.name, f"C{number}")
+        labels.append(_plot(axis, records, run.resolve().name, f"C{number}"))
     axis.set_xlabel("step")
     axis.set_ylabel("loss in nats per token")
-    axis.legend()
+    for text, label in zip(axis.legend().get_texts(), labels, strict=True):
+        put(text, label)
     _save(figure, path)
 
 
-def _plot(axis: Any, records: Sequence[dict[str, Any]], name: str, color: str) -> None:
-    """The training loss faintly, the validation loss on top."""
+def _plot(axis: Any, records: Sequence[dict[str, Any]], name: str, color: str) -> str:
+    """The training loss faintly, the validation loss on top; what the legend shall say of them."""
     steps = [record["step"] for record in records]
     axis.plot(steps, [record["loss"] for record in records], color=color, alpha=0.25)
     points = [(r["step"], r["validation_loss"]) for r in records if "validation_loss" in r]
-    label = f"{name}: validation {points[-1][1]:.3f}" if points else name
+    # a label that begins with _ would keep the line out of the legend
     axis.plot(
-        [step for step, _ in points], [loss for _, loss in points], ".-", color=color, label=label
+        [step for step, _ in points], [loss for _, loss in points], ".-", color=color, label=color
     )
+    return f"{name}: validation {points[-1][1]:.3f}" if points else name
 
 
 def _new_figure() -> Any:
@@ -65,9 +69,11 @@ def _check_format(figure: Any, path: Path) -> None:
 
 
 def _save(figure: Any, path: Path) -> None:
+    from depth_memory.inspect.figure import save
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(path) as partial:
-            figure.savefig(partial, dpi=130)
+            save(figure, partial)
     except OSError as error:
         raise UserError(f"--figure: cannot write {path}: {error.strerror}") from error

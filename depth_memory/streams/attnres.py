@@ -40,7 +40,9 @@ class BlockAttnResConfig:
     """Number of blocks; block b of N starts at sublayer floor(b L / N). Paper: about 8. A network
     of fewer than N sublayers has one block per sublayer."""
     boundary: Literal["sublayer", "attention"] = "sublayer"
-    """Where a block may start: at any sublayer, or at attention sublayers only (rounded down)."""
+    """Where a block may start: at any sublayer, or at attention sublayers only (rounded down), as
+    in public code. The paper cuts L sublayers into N equal blocks; where N does not divide L, and
+    the default, are ours."""
     eps: Annotated[float, EPS] = 1e-6
     """As in `attnres`."""
 

@@ -35,7 +35,8 @@ class HCConfig:
     lanes: Annotated[int, Range(1, MAX_LANES)] = 4
     """Number n of residual streams. Paper: 4."""
     dynamic: bool = True
-    """Whether the coefficients depend on the input (DHC) or are learned constants (SHC)."""
+    """Whether the coefficients depend on the input (DHC) or are learned constants (SHC). The paper
+    has both, and mostly uses DHC."""
     norm: Literal["layer", "rms"] = "layer"
     """Norm of the lanes before the coefficients: LayerNorm (paper) or an RMS norm without weight
     (DepthBench)."""

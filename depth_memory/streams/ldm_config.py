@@ -55,11 +55,13 @@ class AbstractLDMConfig:
     window: Annotated[int | Literal["auto"], WINDOWS] = "auto"
     """Writes that wait before they are folded into the memory: 1 is the recurrence, at least the
     number of writes the dual form. It changes nothing but rounding while the memory is float32.
-    `auto` becomes a number when the stream is built."""
+    `auto` becomes a number when the stream is built. The source writes one by one; waiting is
+    ours."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the folded memory; everything else that decides stays float32. Ours."""
     min_retention: Annotated[float, Range(1e-12, 1.0, below=True)] = 1e-3
-    """Lower bound of the product of all forgetting factors, which bounds the error of float32."""
+    """Lower bound of the product of all forgetting factors, which bounds the error of float32.
+    The source learns the factors and names no bound; it is ours."""
     retention_init: Annotated[float, Range(1e-12, 1.0, below=True)] = 0.9
     """That product at the start of training. Ours."""
     forgetting: Literal["learned", "one"] = "learned"

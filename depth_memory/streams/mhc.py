@@ -44,7 +44,8 @@ class MHCConfig:
     """`gap`: phi 0 and biases of +-8, nearly an ordinary residual at the start (DepthBench).
     `zero`: biases 0 and phi ~ N(0, 0.02), which mixes the lanes evenly at the start."""
     exact_sums: Literal["rows", "columns"] = "rows"
-    """Which sums of `res` are exact: over the lanes it reads (paper), or over those it writes."""
+    """Which sums of `res` are exact: over the lanes it reads, as in the paper, which normalises
+    rows last; or over those it writes, as some public code does. The other sums are approximate."""
     readout: Literal["mean", "sum", "head"] = "mean"
     """What the final norm sees: the mean or the sum of the lanes, or a learned sigmoid mixture of
     them (the head of DeepSeek-V4)."""

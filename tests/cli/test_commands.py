@@ -232,6 +232,26 @@ def test_generate_continues_as_the_library_does(command, corpus, run):
     assert out == tokenizer.decode(ids[0].numpy()) + "\n"
 
 
+def test_curves_of_runs_with_any_name(run, tmp_path, monkeypatch):
+    from matplotlib.legend import Legend
+
+    from depth_memory.cli import curves
+
+    names = ["_hidden", "a$x", r"$\frac{1$", "\u65e5"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        shutil.copy(run / "metrics.jsonl", tmp_path / name)
+    legends = []
+    save = curves._save
+    monkeypatch.setattr(
+        curves, "_save", lambda f, p: (legends.extend(f.findobj(Legend)), save(f, p))
+    )
+    curves.draw([tmp_path / name for name in names], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (legend,) = legends
+    assert [text.get_text().partition(":")[0] for text in legend.get_texts()] == names
+
+
 def test_generate_takes_its_prompt_from_standard_input(command, run, monkeypatch):
     import io
 

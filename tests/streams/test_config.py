@@ -116,6 +116,15 @@ def test_a_network_has_a_width_and_a_sublayer(name: str, dim: int, sites: int, f
         streams.build({"name": name}, dim, sites)
 
 
+@pytest.mark.parametrize("site", [-1, SITES, 1.0, None])
+@pytest.mark.parametrize("name", streams.STREAMS)
+def test_a_port_is_of_a_sublayer_that_is_there(name: str, site: Any) -> None:
+    stream = streams.build({"name": name, **(LDM if name.startswith("ldm") else {})}, D, SITES)
+    stream.port(SITES - 1)
+    with pytest.raises(UserError, match=f"^site: got {site}; allowed: a whole number, at least 0"):
+        stream.port(site)
+
+
 @pytest.mark.parametrize("rule", ["ldm", "ldm_delta", "ldm_outer"])
 def test_blocks_have_two_sublayers(rule: str) -> None:
     with pytest.raises(UserError, match=r"^stream.sites: got 'block'; allowed: .*odd.*5"):
