@@ -88,7 +88,9 @@ def test_finished_runs_are_not_repeated(done: sweep.Sweep) -> None:
 def test_a_run_that_fails_stops_no_other(
     command: Callable, write: Callable, description: dict, tmp_path: Path
 ) -> None:
-    axes = {"lr": {"bad": {"optim.lr": 1e30}, "good": {"optim.lr": 0.001}}}
+    axes = {
+        "lr": {"bad": {"optim.lr": 10.0, "optim.weight_decay": 1e3}, "good": {"optim.lr": 0.001}}
+    }
     path, out = write({**description, "axes": axes}), tmp_path / "out"
     code, table, said = command("sweep", path, "--out", out, "--device", "cpu")
     assert code == 1
