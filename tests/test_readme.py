@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,21 @@ def test_commands_of_the_training_page_are_accepted():
             train.resolve(known)
 
 
+def links(page):
+    """The files of the repository that a page links to."""
+    found = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text())
+    return [((ROOT / page).parent / target).resolve() for target in found]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_relative_links_resolve(page):
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-        assert ((ROOT / page).parent / target).exists(), target
+    for target in links(page):
+        assert target.exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_source_distribution_holds_what_is_linked(page):
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    for target in links(page):
+        assert target.relative_to(ROOT.resolve()).parts[0] in included, target

@@ -21,7 +21,20 @@ def note(text: str) -> None:
 
 def show(text: str = "") -> None:
     """Print a line of the result."""
-    print(text, flush=True)
+    write(text + "\n")
+
+
+def write(text: str) -> None:
+    """Print a part of the result at once.
+
+    Raises:
+        OSError: Standard output takes no more; it is named as the file.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def show_json(value: Any) -> None:

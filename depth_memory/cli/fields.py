@@ -11,13 +11,14 @@ import ast
 import dataclasses
 import inspect
 import itertools
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
+from depth_memory.cli import arguments
+from depth_memory.errors import invalid
 from depth_memory.train import serial
 from depth_memory.train.config import Run
 
@@ -89,6 +90,8 @@ def override(run: Run, given: dict[str, Any]) -> Run:
     hints = {field.name: field.hint for field in fields_of(run)}
     values = run.as_dict()
     for name, text in given.items():
+        if text == "" and _holds(hints[name], Path):
+            raise invalid(name, text, "a path")
         serial.assign(values, name, parsed(hints[name], text))
     return Run.from_dict(values)
 
@@ -101,17 +104,18 @@ def parsed(hint: Any, text: Any) -> Any:
         return None
     if _is_text(hint):
         return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return arguments.json_value(text)
 
 
 def _is_text(hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return all(isinstance(choice, str) for choice in get_args(hint))
-    parts = [part for part in get_args(hint) if part is not NoneType] or [hint]
-    return all(part in (str, Path) for part in parts)
+    return _holds(hint, str) or _holds(hint, Path)
+
+
+def _holds(hint: Any, kind: type) -> bool:
+    """Whether a field holds a `kind`, or None, and nothing else."""
+    return {*(get_args(hint) or (hint,))} - {NoneType} == {kind}
 
 
 def _is_tuple(hint: Any) -> bool:

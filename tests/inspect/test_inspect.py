@@ -2,6 +2,7 @@ import errno
 import json
 import sys
 
+import matplotlib.text
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from depth_memory import inspect, models, streams
 from depth_memory.errors import UserError
 from depth_memory.inspect import figure, retrieval
 from depth_memory.inspect import probe as probing
+from depth_memory.inspect.figure import draw_map, draw_statistics, put
 
 OPTIONS = {
     **{name: {"name": name} for name in streams.STREAMS},
@@ -118,6 +120,22 @@ def test_report_writes_whole_files(tmp_path):
     assert torch.tensor(document["weights"]).shape == (7, 7, 2)
     assert len(document["statistics"]) == 7
     assert (tmp_path / "out" / "retrieval.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("title", ["$run_1", "_a", r"$\frac{1$", "\u65e5\u672c", "a\udcff", "a\nb"])
+def test_any_name_can_be_a_title(tmp_path, title):
+    found = inspect.retrieval_map(small({"name": "preln"}), IDS)
+    draw_map(found, tmp_path / "map.png", title)
+    draw_statistics([{"input_rms": 1.0}], tmp_path / "statistics.png", title)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_title_is_shown_as_it_is():
+    text = matplotlib.text.Text()
+    put(text, "a $x$")
+    assert (text.get_text(), text.get_parse_math()) == ("a $x$", False)
+    put(text, "a\udcff")
+    assert text.get_text() == "a?"
 
 
 def test_a_model_without_a_stream_is_a_user_error():
