@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from typing import Any, get_type_hints
 
 LONGEST = 200
@@ -47,6 +48,12 @@ def choose(field: str, got: str, options: object) -> str:
     if got not in names:
         raise invalid(field, got, ", ".join(names))
     return got
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a number that a float can hold; no truth value, infinity or nan."""
+    kind = isinstance(value, int | float) and not isinstance(value, bool)
+    return kind and abs(value) <= sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ REFUSALS = (
 
 def reason(error: Exception) -> str:
     """What went wrong, in one line."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return text.partition("\n")[0]
 
 

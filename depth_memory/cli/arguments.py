@@ -100,14 +100,9 @@ seed = Number(int, SEEDS)
 def json_value(text: str) -> Any:
     """The JSON value that `text` stands for; the text itself if it stands for none."""
     try:
-        return json.loads(text, parse_int=_whole)
+        return json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or too deep for one
         return text
-
-
-def _whole(digits: str) -> float:
-    """An integer, or infinity where no floating-point number is so large: no field takes it."""
-    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def path(text: str) -> Path:

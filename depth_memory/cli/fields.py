@@ -18,7 +18,6 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
 from depth_memory.cli import arguments
-from depth_memory.errors import invalid
 from depth_memory.train import serial
 from depth_memory.train.config import Run
 
@@ -90,8 +89,6 @@ def override(run: Run, given: dict[str, Any]) -> Run:
     hints = {field.name: field.hint for field in fields_of(run)}
     values = run.as_dict()
     for name, text in given.items():
-        if text == "" and _holds(hints[name], Path):
-            raise invalid(name, text, "a path")
         serial.assign(values, name, parsed(hints[name], text))
     return Run.from_dict(values)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from depth_memory.cli import arguments, console
 from depth_memory.errors import UserError, choose, invalid
+from depth_memory.files import reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,8 +229,8 @@ def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedMode
     except UserError:
         raise
     # what transformers raises for files that it cannot read, or that do not belong together
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {_first_line(error)}") from error
+    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{folder}: cannot be loaded: {reason(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -256,7 +257,3 @@ def _from_pretrained(
     options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
     model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
     return model, report
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]

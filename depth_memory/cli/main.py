@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UserError as error:
             return _fail(str(error), USAGE)
         except KeyboardInterrupt:
-            return _fail("interrupted", INTERRUPTED)
+            return _interrupted()
         except BrokenPipeError:
             _give_up_output()
             return PIPE_CLOSED
         except Exception as error:
             # a library may turn the interrupt that it met into an error of its own
             if interrupts:
-                return _fail("interrupted", INTERRUPTED)
+                return _interrupted()
             message = _failure_of_machine(error)
             if message is None:
                 raise
@@ -166,3 +166,10 @@ def _run(argv: Sequence[str]) -> int:
 def _fail(message: str, code: int) -> int:
     console.error(message)
     return code
+
+
+def _interrupted() -> int:
+    # after an interrupt in an exec of text, `python -m` dies of the signal whatever the exit code;
+    # the next exec makes it forget
+    exec("")
+    return _fail("interrupted", INTERRUPTED)

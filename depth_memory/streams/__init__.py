@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from depth_memory.errors import Range, choose, invalid
+from depth_memory.errors import Range, choose, invalid, is_number
 from depth_memory.streams.adapter import PreLNAdapter, PreLNAdapterConfig
 from depth_memory.streams.attnres import AttnRes, AttnResConfig, BlockAttnResConfig
 from depth_memory.streams.base import (
@@ -103,6 +103,8 @@ def _typed(key: str, value: Any, cls: type[Any]) -> Any:
     default = {field.name: field.default for field in fields(cls)}[key]
     expected = {"window": (int, str)}.get(key, (type(default),))
     if float in expected and type(value) is int:
+        if not is_number(value):
+            raise invalid(f"stream.{key}", value, "a finite number")
         return float(value)
     if type(value) not in expected:
         names = " or ".join(kind.__name__ for kind in expected)

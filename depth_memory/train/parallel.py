@@ -13,19 +13,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from depth_memory import streams
 from depth_memory.errors import UserError, invalid
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from depth_memory.models import DepthForCausalLM
 
 T = TypeVar("T")
@@ -154,6 +153,9 @@ def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
         world: The processes.
         compute: dtype in which layers see their parameters. Gradients are summed in float32.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh = init_device_mesh(world.device.type, (world.size,))
     exact, rounded = (
         MixedPrecisionPolicy(
@@ -177,16 +179,27 @@ def exact_modules(model: nn.Module) -> list[nn.Module]:
     ]
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether each process holds a part, which takes several processes."""
+    if not dist.is_initialized():
+        return False  # and the import below would take half a second
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole of a plain or sharded tensor; every process must ask."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
 def fill_(target: Tensor, source: Tensor) -> None:
     """Copy the main process's whole `source` into a plain or sharded `target`."""
-    if isinstance(target, DTensor):
+    if is_sharded(target):
+        from torch.distributed.tensor import distribute_tensor
+
         source = source.to(target.device, target.dtype)
         source = distribute_tensor(source, target.device_mesh, target.placements)
     target.copy_(source)
