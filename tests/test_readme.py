@@ -1,5 +1,6 @@
 """Every Python block of the documentation runs, and the pages keep to their length."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -32,6 +33,25 @@ def test_python_blocks_run(page):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_readme_shows_the_demo_as_it_was_recorded():
+    text = (ROOT / "README.md").read_text()
+    demo = json.loads((ROOT / "results/demo-cpu.json").read_text())
+    for stream in ("preln", "ldm"):
+        found = demo[stream]
+        row = (
+            f"{found['parameters'] / 1e6:.2f}M",
+            f"{found['loss']:.3f}",
+            f"{found['bits_per_byte']:.3f}",
+            f"{found['median_tokens_per_second'] / 1e3:.1f}k",
+        )
+        (shown,) = re.findall(rf"^\| `{stream}` \| (\d.*) \|$", text, re.M)
+        assert tuple(shown.replace("*", "").split(" | ")) == row
+    minutes, seconds = divmod(round(demo["wall_seconds"]), 60)
+    assert f" {minutes} min {seconds} s in all" in text
+    last, other = (demo[s]["validation_during_training"][-1][1] for s in ("preln", "ldm"))
+    assert f"The plot's {last:.3f} and {other:.3f} are" in text
 
 
 def test_commands_of_the_readme_exist():
