@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from depth_memory.errors import UserError
+from depth_memory.errors import UserError, invalid
+
+REFUSALS = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""Failures of the machine, which no code of ours can prevent."""
 
 
 def reason(error: Exception) -> str:
     """What went wrong, in one line."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return text.partition("\n")[0]
 
 
@@ -28,8 +41,24 @@ def sha256_of(path: Path) -> str:
 
 
 def dumps(value: Any) -> str:
-    """JSON text that is a function of the value alone."""
+    """JSON text that is a function of the value alone.
+
+    Raises:
+        UserError: A number in it is not finite, which JSON does not have; names the first.
+    """
+    _check_finite(value, "")
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _check_finite(value: Any, name: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_finite(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_finite(item, f"{name}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise invalid(name or "result", value, "a finite number")
 
 
 def sealed(manifest: dict[str, Any]) -> str:
@@ -78,7 +107,7 @@ def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
         The sha256 of what was written, in hexadecimal.
     """
     digest = hashlib.sha256()
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         for block in blocks:
             file.write(block)
             digest.update(block)
@@ -98,13 +127,36 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Let the system's refusal say which file it was about: that to write to an open one does not.
+
+    Raises:
+        OSError: As it came, with a name.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replaced_file(path: Path) -> Generator[Path]:
-    """A file beside `path` to write; it takes the place of `path` once it is whole and durable."""
+    """A file beside `path` to write; it takes the place of `path` once it is whole and durable.
+
+    On any failure it is removed, and what is at `path` stays as it was.
+    """
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    yield partial
-    sync(partial)
-    os.replace(partial, path)
-    sync(path.parent)
+    try:
+        with naming(path):
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+            sync(path.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 @contextmanager

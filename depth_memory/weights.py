@@ -22,6 +22,7 @@ from depth_memory.files import damage, inventory, read_sealed, reason, sealed, w
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
 MANIFEST = "weights.json"
 FORMAT = 1
 DTYPES = {
@@ -95,12 +96,8 @@ def open_weights(folder: Path) -> Weights:
         UserError: There are none, a shard is missing or damaged, or a tensor has a dtype that a
             weight cannot have.
     """
-    if (folder / INDEX).exists():
-        placed = _index(folder / INDEX)
-    elif (folder / SINGLE).exists():
-        placed = None
-    else:
-        raise UserError(f"{folder}: no weights; looked for {SINGLE} and {INDEX}")
+    check_there(folder)
+    placed = _index(folder / INDEX) if (folder / INDEX).exists() else None
     files = [SINGLE] if placed is None else sorted(set(placed.values()))
     found = {(file, name): entry for file in files for name, entry in _header(folder, file)}
     if placed is None:
@@ -109,6 +106,19 @@ def open_weights(folder: Path) -> Weights:
         if (file, name) not in found:
             raise UserError(f"{folder / file}: {name} is missing, which {INDEX} places there")
     return Weights(folder=folder, entries={n: found[file, n] for n, file in placed.items()})
+
+
+def check_there(folder: Path) -> None:
+    """Refuse a directory without safetensors: what else it has may be a pickle, which can run code.
+
+    Raises:
+        UserError: The weights, or those of an adapter beside them, have none.
+    """
+    never = "pickled ones, such as *.bin, are never read"
+    if not any((folder / name).is_file() for name in (INDEX, SINGLE)):
+        raise UserError(f"{folder}: no weights; looked for {SINGLE} and {INDEX}; {never}")
+    if (folder / "adapter_config.json").exists() and not (folder / ADAPTER).is_file():
+        raise UserError(f"{folder}: no weights of its adapter; looked for {ADAPTER}; {never}")
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -245,4 +255,5 @@ def verify(folder: Path) -> None:
     manifest = read_manifest(folder)
     problem = None if manifest is None else damage(folder, manifest["files"])
     if problem is not None:
-        raise UserError(f"{folder}: {problem}")
+        advice = f"bring it back, or remove {MANIFEST} if that was meant"
+        raise UserError(f"{folder}: {problem}; {advice}")

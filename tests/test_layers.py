@@ -31,6 +31,7 @@ BELOW = {
     "presets": {"errors", "streams", "models", "data", "train"},
     "sweep": {"errors", "files", "models", "data", "train", "presets"},
     "cli": {
+        "weights",
         "errors",
         "files",
         "ops",

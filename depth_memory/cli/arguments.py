@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from depth_memory.errors import UserError
+from depth_memory.errors import SEEDS, Range, UserError, shown
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,27 +68,41 @@ def epilog(examples: str) -> str:
 
 def unknown(option: str, prog: str) -> UserError:
     """The error for an argument that a command does not have."""
-    return UserError(f"argument: got {option!r}; allowed: what {prog} --help lists")
+    return UserError(f"argument: got {shown(option)}; allowed: what {prog} --help lists")
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    return _number(text, int, lambda value: value >= 1, "a whole number of at least 1")
+class Number:
+    """The type of an argument that takes a number. Final."""
+
+    def __init__(self, kind: type[int] | type[float], allowed: Range, *, or_zero: bool = False):
+        self.kind, self.allowed, self.or_zero = kind, allowed, or_zero
+
+    def __call__(self, text: str) -> Any:
+        """The number that `text` is, unless it is none, or out of the range."""
+        try:
+            value = self.kind(text)
+        except ValueError:
+            value = None
+        if value is None or not (self.allowed.allows(value) or (self.or_zero and value == 0)):
+            raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: {self}")
+        return value
+
+    def __str__(self) -> str:
+        what = "a whole number, " if self.kind is int else ""
+        return f"{'0, or ' if self.or_zero else ''}{what}{self.allowed}"
 
 
-def natural(text: str) -> int:
-    """A whole number of at least 0."""
-    return _number(text, int, lambda value: value >= 0, "a whole number of at least 0")
+count = Number(int, Range(1, 10**6))
+natural = Number(int, Range(0, 10**6))
+seed = Number(int, SEEDS)
 
 
-def nonnegative(text: str) -> float:
-    """A finite number of at least 0."""
-    return _number(text, float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
-
-
-def share(text: str) -> float:
-    """A number above 0 and at most 1."""
-    return _number(text, float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
+def json_value(text: str) -> Any:
+    """The JSON value that `text` stands for; the text itself if it stands for none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or too deep for one
+        return text
 
 
 def path(text: str) -> Path:
@@ -95,16 +110,6 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("got ''; allowed: a path")
     return Path(text)
-
-
-def _number(text: str, kind: Any, allows: Callable[[Any], bool], allowed: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not allows(value):
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {allowed}")
-    return value
 
 
 def _translated(message: str, prog: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from depth_memory.files import dumps
 
 
 def error(message: str) -> None:
@@ -20,12 +21,29 @@ def note(text: str) -> None:
 
 def show(text: str = "") -> None:
     """Print a line of the result."""
-    print(text, flush=True)
+    write(text + "\n")
+
+
+def write(text: str) -> None:
+    """Print a part of the result at once.
+
+    Raises:
+        OSError: Standard output takes no more; it is named as the file.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def show_json(value: Any) -> None:
-    """Print the result for a program to read."""
-    show(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print the result for a program to read.
+
+    Raises:
+        UserError: A number in it is not finite.
+    """
+    show(dumps(value).rstrip("\n"))
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
         help="compare the logits before and after; by default if the model fits into memory",
     )
     add("--force", action="store_true", help="also a stream that cannot keep the function")
-    add("--seed", metavar="N", type=arguments.natural, default=0, help="of the new parameters")
+    add("--seed", metavar="N", type=arguments.seed, default=0, help="of the new parameters")
 
 
 def run(args: argparse.Namespace) -> None:

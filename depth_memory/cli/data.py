@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depth_memory.cli import arguments, console
+from depth_memory.errors import Range, UserError, shown
 
 if TYPE_CHECKING:
     from depth_memory.data import Manifest, Tokenizer
@@ -20,6 +21,9 @@ depth-memory data prepare web.jsonl --out corpus --tokenizer tokenizer.json --wo
 depth-memory data prepare books/ --out corpus --tokenizer smollm2-ldm
 depth-memory data verify corpus
 """
+SHARDS = arguments.Number(int, Range(1, 2**30))
+HELD_OUT = Range(0, 10**9)
+WORKERS = arguments.Number(int, Range(1, 1024))
 SECONDS_BETWEEN_NOTES = 2.0
 
 
@@ -66,7 +70,7 @@ def _add_prepare(parts: Any) -> None:
     add(
         "--vocab-size",
         metavar="N",
-        type=arguments.count,
+        type=arguments.Number(int, Range(1, 2**20)),
         help="learn a tokenizer of N entries from the sources instead",
     )
     add(
@@ -78,8 +82,8 @@ def _add_prepare(parts: Any) -> None:
     )
     add("--separator", default="eos", help="eos (default) or none, after every document")
     add("--text-field", metavar="NAME", default="text", help="of JSON lines and Parquet")
-    add("--shard-tokens", metavar="N", type=arguments.count, default=2**24, help="per shard")
-    add("--workers", metavar="N", type=arguments.count, default=1, help="threads (default: 1)")
+    add("--shard-tokens", metavar="N", type=SHARDS, default=2**24, help="per shard")
+    add("--workers", metavar="N", type=WORKERS, default=1, help="threads (default: 1)")
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -140,7 +144,6 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer | Path:
     """The one asked for, learned if need be."""
     from depth_memory import data
     from depth_memory.data.sources import find_files, read_documents
-    from depth_memory.errors import UserError
 
     if args.vocab_size is None:
         return args.tokenizer or data.default_tokenizer()
@@ -166,13 +169,12 @@ def _progress() -> Callable[[int, int], None]:
 
 def _share_or_count(text: str) -> float | int:
     """`0.05` is a share, `5` a number of documents; which ones are allowed is the library's say."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"got {text!r}; allowed: a share in [0, 1) or a number of documents"
-        ) from None
+    for number in (int, float):
+        try:
+            value = number(text)
+        except ValueError:
+            continue
+        if HELD_OUT.allows(value):
+            return value
+    allowed = f"a share in [0, 1) or a number of documents, {HELD_OUT}"
+    raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: {allowed}")

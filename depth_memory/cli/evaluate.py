@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from depth_memory.cli import arguments, benchmarks, console, loading
-from depth_memory.errors import UserError, invalid
-from depth_memory.files import reason, replaced_file
+from depth_memory.cli import arguments, benchmarks, console, loading, outputs
+from depth_memory.errors import choose, invalid
+from depth_memory.files import dumps, replaced_file
 
 EXAMPLES = """\
 depth-memory evaluate runs/ldm runs/preln
@@ -19,6 +19,7 @@ depth-memory evaluate runs/ldm runs/preln --figure comparison.png
 depth-memory evaluate runs/ldm runs/preln --tasks wikitext,lambada,piqa --out scores.json
 depth-memory evaluate runs/ldm --tasks all --task-data benchmarks --batch 16 --limit 500
 """
+SPLITS = ("train", "validation")
 HEADER = ("model", "stream", "parameters", "nats/token", "perplexity", "bits/byte", "tokens")
 
 
@@ -48,21 +49,31 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate every model, then show all of them; nothing is shown if one fails."""
-    if args.figure is not None:
-        from depth_memory.cli import curves
-
-        curves.draw(args.model, args.figure)
+    """Evaluate every model, then show and write it all; nothing is shown if one fails."""
+    choose("--split", args.split, SPLITS)
     if args.out is not None:
-        _check_writable(args.out)
+        outputs.check_file("--out", args.out)
+    figure = None if args.figure is None else _figure(args)
     if args.tasks is None:
         results = [_evaluated(path, args) for path in args.model]
     else:
         results = benchmarks.run(args, lambda path: _evaluated(path, args))
+    text = dumps(results)
     _show(results, args)
     if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(args.out) as partial:
-            partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            partial.write_text(text, encoding="utf-8")
+    if figure is not None:
+        figure()
+
+
+def _figure(args: argparse.Namespace) -> Callable[[], None]:
+    """Draws the picture; whether it can be drawn is found out now."""
+    from depth_memory.cli import curves
+
+    outputs.check_file("--figure", args.figure)
+    return functools.partial(curves.save, curves.figure(args.model, args.figure), args.figure)
 
 
 def _add_loss(parser: argparse.ArgumentParser) -> None:
@@ -114,18 +125,6 @@ def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto (default, as saved), float32, bfloat16 or float16",
     )
-
-
-def _check_writable(path: Path) -> None:
-    """Find out before the work whether its result can be kept."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"--out: cannot write {path}: {reason(error)}") from error
-    if path.is_dir():
-        raise invalid("--out", str(path), "a file")
 
 
 def _show(results: list[dict[str, Any]], args: argparse.Namespace) -> None:

@@ -11,13 +11,13 @@ import ast
 import dataclasses
 import inspect
 import itertools
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
+from depth_memory.cli import arguments
 from depth_memory.train import serial
 from depth_memory.train.config import Run
 
@@ -101,17 +101,18 @@ def parsed(hint: Any, text: Any) -> Any:
         return None
     if _is_text(hint):
         return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return arguments.json_value(text)
 
 
 def _is_text(hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return all(isinstance(choice, str) for choice in get_args(hint))
-    parts = [part for part in get_args(hint) if part is not NoneType] or [hint]
-    return all(part in (str, Path) for part in parts)
+    return _holds(hint, str) or _holds(hint, Path)
+
+
+def _holds(hint: Any, kind: type) -> bool:
+    """Whether a field holds a `kind`, or None, and nothing else."""
+    return {*(get_args(hint) or (hint,))} - {NoneType} == {kind}
 
 
 def _is_tuple(hint: Any) -> bool:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from depth_memory.cli import arguments, console, loading
-from depth_memory.errors import invalid
+from depth_memory.errors import Range, UserError, invalid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--temperature",
         metavar="T",
-        type=arguments.nonnegative,
+        type=arguments.Number(float, Range(1e-3, 1e3), or_zero=True),
         default=0.8,
         help="0 takes the most probable token, 1 samples as the model says (default: 0.8)",
     )
@@ -59,27 +59,53 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--top-p",
         metavar="P",
-        type=arguments.share,
+        type=arguments.Number(float, Range(0.0, 1.0, above=True)),
         default=1.0,
         help="sample among the most probable with a total of at least P (default: 1)",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=arguments.natural, default=0, help="of the samples (default: 0)"
+        "--seed", metavar="N", type=arguments.seed, default=0, help="of the samples (default: 0)"
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the prompt and its continuation as it comes."""
-    prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
+    """Print the prompt and its continuation as it comes; nothing if there can be none."""
+    prompt = _read_prompt() if args.prompt == "-" else _checked(args.prompt)
     loaded = loading.load(args.model, tokenizer=args.tokenizer, device=args.device)
     ids = loaded.encode(prompt)
     _check_length(ids.shape[1], args.tokens, loaded.limit)
-    stream = _TextStream(loaded.need_tokenizer())
-    sys.stdout.write(prompt)
+    stream = _TextStream(loaded.need_tokenizer(), prompt)
     began = time.perf_counter()
-    _continue(loaded, ids, args, stream)
+    try:
+        _continue(loaded, ids, args, stream)
+    except BaseException:
+        stream.stop()
+        raise
     seconds = time.perf_counter() - began
     console.note(f"{stream.count} tokens, {stream.count / seconds:.1f} tokens/s")
+
+
+def _read_prompt() -> str:
+    if sys.stdin is None:
+        raise UserError("--prompt: got - with standard input closed; allowed: - with an open one")
+    try:
+        return _checked(sys.stdin.read().rstrip("\n"))
+    except UnicodeDecodeError as error:
+        raise _no_text(error) from None
+
+
+def _checked(prompt: str) -> str:
+    """The prompt, which bytes that are no text reach as lone surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise _no_text(error) from None
+    return prompt
+
+
+def _no_text(error: UnicodeError) -> UserError:
+    place = getattr(error, "start", 0)
+    return UserError(f"--prompt: got bytes that are no text at {place}; allowed: text in UTF-8")
 
 
 def _check_length(prompt: int, tokens: int, limit: int) -> None:
@@ -92,7 +118,12 @@ def _check_length(prompt: int, tokens: int, limit: int) -> None:
 
 def _continue(loaded: Loaded, ids: Tensor, args: argparse.Namespace, stream: _TextStream) -> None:
     import torch
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, LogitsProcessorList
+
+    def finite(_: Tensor, scores: Tensor) -> Tensor:
+        if not scores.max(-1).values.isfinite().all():
+            raise UserError(f"{loaded.path}: logits: got some not finite; allowed: finite numbers")
+        return scores
 
     end = loaded.need_tokenizer().end_id
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
@@ -109,6 +140,7 @@ def _continue(loaded: Loaded, ids: Tensor, args: argparse.Namespace, stream: _Te
             ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
+            logits_processor=LogitsProcessorList([finite]),
             streamer=stream,
         )
 
@@ -116,8 +148,8 @@ def _continue(loaded: Loaded, ids: Tensor, args: argparse.Namespace, stream: _Te
 class _TextStream:
     """Takes tokens from transformers and prints text as soon as it is whole. Final."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt: str = ""):
+        self._tokenizer, self._prompt = tokenizer, prompt
         self._ids: list[int] = []
         self._printed = 0
         self._is_prompt = True
@@ -140,7 +172,12 @@ class _TextStream:
         self._print(self._tokenizer.decode(self._ids))
         console.show()
 
+    def stop(self) -> None:
+        """End the line that was begun, if any, so that an error has its own."""
+        if self._printed:
+            console.show()
+
     def _print(self, text: str) -> None:
-        sys.stdout.write(text[self._printed :])
-        sys.stdout.flush()
+        text = self._prompt + text
+        console.write(text[self._printed :])
         self._printed = len(text)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depth_memory.cli import arguments, console, loading
+from depth_memory.cli import arguments, console, loading, outputs
 from depth_memory.errors import invalid
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the report and say where."""
     from depth_memory import inspect
+    from depth_memory.inspect import figure
+    from depth_memory.inspect.report import NAMES
 
+    outputs.check_directory("--out", args.out, NAMES)
+    figure.require()
     loaded = loading.load(args.model, tokenizer=args.tokenizer, device=args.device)
     ids = _ids(loaded, args)
     title = f"{args.model}: {loaded.model.config.stream['name']}, {ids.numel()} tokens"
@@ -79,6 +83,7 @@ def _windows(loaded: Loaded, directory: Path | None, rows: int) -> Tensor:
 
     split = loading.open_split(loaded, directory, "validation")
     length = min(LENGTH, loaded.limit, split.tokens - 1)
+    rows = min(rows, split.windows_of(length))
     windows = [w[:length] for w in itertools.islice(split.windows(length), rows)]
     whole = [window for window in windows if len(window) == length]
     return torch.from_numpy(np.stack(whole)).to(loaded.model.device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from depth_memory.cli import arguments, console
 from depth_memory.errors import UserError, choose, invalid
+from depth_memory.files import reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,26 +113,31 @@ def open_split(loaded: Loaded, directory: Path | None, split: str) -> TokenData:
         split: Its name.
 
     Raises:
-        UserError: The data is not there, is damaged, or was made by another tokenizer.
+        UserError: The data is not there, is damaged, or was made by another tokenizer; or nothing
+            says which data fits.
     """
     from depth_memory import data
     from depth_memory.train.corpus import default_directory
 
     if directory is None and loaded.run is not None:
         directory = loaded.run.data.directory
+    elif directory is None and loaded.tokenizer is None:
+        allowed = f"data for this model, or a --tokenizer ({loaded.path} has none)"
+        raise UserError(f"--data: got nothing; allowed: {allowed}")
     if directory is None:
         directory = data.ensure_default(default_directory())
     opened = data.open_split(directory, split)
     opened.check_vocabulary(loaded.model.config.vocab_size)
     if loaded.tokenizer is not None:
         opened.check_tokenizer(loaded.tokenizer)
+    opened.verify()
     return opened
 
 
 def locate(path: Path) -> Path:
     """The directory with the weights that `path` means.
 
-    For a run that is its final model, or its newest usable checkpoint until there is one.
+    For a run that is its final model, or its newest usable checkpoint where that is newer.
 
     Raises:
         UserError: There are no weights, or they are damaged.
@@ -139,8 +145,7 @@ def locate(path: Path) -> Path:
     from depth_memory.train import checkpoint, directory
 
     if (path / directory.RUN).exists():
-        final = path / "model"
-        return final if final.exists() else _newest(path / "checkpoints")
+        return _of_run(path)
     if (path / checkpoint.STATE).exists():
         problem, _ = checkpoint.examine(path)
         if problem is not None:
@@ -151,15 +156,23 @@ def locate(path: Path) -> Path:
     return path
 
 
-def _newest(root: Path) -> Path:
-    from depth_memory.train import checkpoint
+def _of_run(path: Path) -> Path:
+    """The newer of a run's final model and its newest usable checkpoint; says if it goes on."""
+    from depth_memory.train import checkpoint, export, load_run
 
-    found = checkpoint.newest(root)
-    if found is None:
-        raise invalid("model", str(root.parent), "a run that has saved a checkpoint")
-    for text in found.skipped:
+    steps, final, root = load_run(path).steps, path / "model", path / "checkpoints"
+    step = export.step_of(final) if final.exists() else None
+    found, skipped = checkpoint.search(root, after=-1 if step is None else step)
+    if found is None and not final.exists():
+        checkpoint.newest(root)  # says what is wrong with those there are
+        raise invalid("model", str(path), "a run that has saved a checkpoint")
+    for text in skipped:
         console.note(f"skipped damaged checkpoint {text}")
-    return found.path
+    if found is not None:
+        final, step = found.path, found.manifest["step"]
+    if step is not None and step != steps:
+        console.note(f"{path}: step {step} of {steps}, from {final.name}")
+    return final
 
 
 def _run_of(folder: Path) -> Run | None:
@@ -208,13 +221,16 @@ def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedMode
     """The model in `folder`, of one of the `known` architectures if given."""
     from safetensors import SafetensorError
 
+    from depth_memory import weights
+
+    weights.verify(folder)
     try:
         model, report = _from_pretrained(folder, known)
     except UserError:
         raise
     # what transformers raises for files that it cannot read, or that do not belong together
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {_first_line(error)}") from error
+    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{folder}: cannot be loaded: {reason(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -229,6 +245,7 @@ def _from_pretrained(
     from transformers.utils import logging
 
     import depth_memory.models  # noqa: F401 - makes the auto classes know our own
+    from depth_memory import weights
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -236,10 +253,7 @@ def _from_pretrained(
     config = AutoConfig.from_pretrained(folder, **options)
     if known is not None:
         choose(f"{folder}: model_type", config.model_type, known)
-    options |= {"config": config, "output_loading_info": True}
+    weights.check_there(folder)
+    options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
     model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
     return model, report
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]

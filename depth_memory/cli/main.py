@@ -1,16 +1,20 @@
 """From the command line to a command, and from what it raises to an exit code.
 
-0 is success, 1 a failed check, 2 a mistake in the input (one line on standard error), 130 Ctrl-C.
-Whatever else is raised is a bug, and shows its traceback.
+0 is success, 1 a failed check or a failure of the machine, 2 a mistake in the input, 130 Ctrl-C.
+What failed is one line, the last on standard error. Whatever else is raised is a bug, and shows its
+traceback.
 """
 
 from __future__ import annotations
 
-import errno
+import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 
 from depth_memory import __version__
 from depth_memory.cli import (
@@ -35,10 +39,10 @@ COMMANDS: dict[str, ModuleType] = {
 }
 """Name -> module with `add(commands)`, which describes the command and says what runs it."""
 
-MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
-"""Failures of the machine, which no code of ours can prevent."""
-
 USAGE, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""What torch says, on a GPU and on the CPU."""
 
 EXAMPLES = """\
 depth-memory train demo --stream ldm --out runs/ldm
@@ -56,22 +60,82 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _prepare_output()
+    with _noted_interrupts() as interrupts:
+        try:
+            code = _run(sys.argv[1:] if argv is None else argv)
+            console.write("")
+            return code
+        except UserError as error:
+            return _fail(str(error), USAGE)
+        except KeyboardInterrupt:
+            return _interrupted()
+        except BrokenPipeError:
+            _give_up_output()
+            return PIPE_CLOSED
+        except Exception as error:
+            # a library may turn the interrupt that it met into an error of its own
+            if interrupts:
+                return _interrupted()
+            message = _failure_of_machine(error)
+            if message is None:
+                raise
+            _give_up_output()
+            return _fail(message, FAILED)
+
+
+def _prepare_output() -> None:
+    """Let no stream be closed, and none refuse a character: what it lacks becomes `?`."""
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(spare)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8"))  # noqa: SIM115 - for good
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def _noted_interrupts() -> Generator[list[int]]:
+    """The interrupts so far, each of which is raised as usual."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
     try:
-        code = _run(sys.argv[1:] if argv is None else argv)
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _failure_of_machine(error: Exception) -> str | None:
+    """What no code of ours can prevent, in one line; None if it is a bug."""
+    if isinstance(error, OSError) and error.errno is not None:
+        place = error.filename2 or error.filename or "system"
+        return f"{place}: {error.strerror or os.strerror(error.errno)}"
+    told = isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    if told or isinstance(error, MemoryError):
+        return (
+            f"memory: got too little ({error}); allowed: a smaller model, or fewer rows at a time"
+        )
+    return None
+
+
+def _give_up_output() -> None:
+    """Keep the interpreter from flushing into a pipe that is closed or a disk that is full."""
+    try:
         sys.stdout.flush()
-        return code
-    except UserError as error:
-        return _fail(str(error), USAGE)
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # the reader has gone; keep the interpreter from flushing into the closed pipe
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    except OSError as error:
-        if error.errno not in MACHINE:
-            raise
-        return _fail(f"{error.filename or 'disk'}: {error.strerror}", FAILED)
 
 
 def parser() -> arguments.Parser:
@@ -103,3 +167,10 @@ def _run(argv: Sequence[str]) -> int:
 def _fail(message: str, code: int) -> int:
     console.error(message)
     return code
+
+
+def _interrupted() -> int:
+    # after an interrupt in an exec of text, `python -m` dies of the signal whatever the exit code;
+    # the next exec makes it forget
+    exec("")
+    return _fail("interrupted", INTERRUPTED)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depth_memory.cli import arguments, console, curves
-from depth_memory.errors import UserError, invalid
+from depth_memory.errors import Range, UserError, invalid
 
 if TYPE_CHECKING:
     from depth_memory.sweep import Outcome, Sweep
@@ -46,7 +45,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--jobs",
         metavar="N",
-        type=arguments.count,
+        type=arguments.Number(int, Range(1, 1024)),
         help="processes at once (default: one for each GPU, or one on the CPU)",
     )
     arguments.add_device(parser)
@@ -90,10 +89,7 @@ def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise invalid("--set", text, "FIELD=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    return name, arguments.json_value(value)
 
 
 def _chosen(sweep: Sweep, pattern: str | None) -> list[str]:

@@ -89,7 +89,11 @@ def logits(kind: Any, folder: Path, dtype: torch.dtype) -> Tensor:
     logging.disable_progress_bar()
     try:
         model, report = kind.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     # what transformers raises for files that do not belong together
     except (OSError, ValueError, RuntimeError) as error:

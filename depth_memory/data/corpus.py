@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+from depth_memory.data.manifest import MANIFEST_FILE
 from depth_memory.data.pipeline import prepare, verify
 from depth_memory.data.sources import find_files, read_documents
 from depth_memory.data.tokenizer import Tokenizer, train_tokenizer
@@ -40,10 +41,14 @@ def ensure_default(directory: str | Path) -> Path:
         UserError: Something else is there, or the prepared corpus was altered.
     """
     directory = Path(directory)
-    if (directory / "manifest.json").exists():
+    if (directory / MANIFEST_FILE).exists():
         _check_default(directory)
-    else:
+        return directory
+    try:
         prepare([CORPUS], directory, tokenizer=default_tokenizer(), validation=VALIDATION_DOCUMENTS)
+    except UserError as error:
+        problem = str(error).removeprefix("out: ")
+        raise UserError(f"embedded corpus: {problem}") from error
     return directory
 
 

@@ -93,7 +93,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest.json`, the file that makes a folder a prepared corpus."""
-    content = json.loads(json.dumps(dataclasses.asdict(manifest)))
+    content = json.loads(json.dumps(dataclasses.asdict(manifest), allow_nan=False))
     text = json.dumps({**content, "checksum": _checksum(content)}, indent=2) + "\n"
     write_durably(directory / MANIFEST_FILE, [text.encode()])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from depth_memory.data.encoding import Encoded, encode, encoded_in_order, is_empty
 from depth_memory.data.manifest import (
@@ -55,7 +56,7 @@ def prepare(
     spells the end-of-text token is ordinary text: separators stand between documents only.
 
     An existing `out` is never written to. If it was prepared by the same recipe from the same
-    text, it is verified and returned as it is.
+    text, be it meanwhile by another process, it is verified and returned as it is.
 
     Args:
         sources: Files and folders, see `sources.find_files` and `sources.read_documents`.
@@ -89,11 +90,7 @@ def prepare(
         text_field=text_field,
         sources=tuple(_source(file) for file in files),
     )
-    target = Path(out)
-    if _is_taken(target):
-        return _reuse(target, recipe)
-    with staged_directory(target) as folder:
-        return _fill(folder, files, recipe, tokenizer, workers, on_progress)
+    return _made(Path(out), files, recipe, tokenizer, workers, on_progress)
 
 
 def verify(directory: str | Path) -> Manifest:
@@ -137,6 +134,19 @@ def _reuse(target: Path, recipe: Recipe) -> Manifest:
         what = ", ".join(differing)
         raise UserError(f"out: {target} exists, made with another {what}; choose another folder")
     return manifest
+
+
+def _made(target: Path, files: list[SourceFile], recipe: Recipe, *rest: Any) -> Manifest:
+    """What is at `target`, if need be after filling it."""
+    if _is_taken(target):
+        return _reuse(target, recipe)
+    try:
+        with staged_directory(target) as folder:
+            return _fill(folder, files, recipe, *rest)
+    except UserError:
+        if not _is_taken(target):
+            raise
+        return _reuse(target, recipe)  # another process was quicker
 
 
 def _fill(

@@ -15,13 +15,15 @@ from depth_memory.files import reason, write_durably
 class SplitWriter:
     """Cuts a stream of documents into shards of exactly `shard_tokens` tokens, the last shorter.
 
-    Holds at most one shard in memory. A document may cross from one shard into the next.
+    Holds no more than two shards in memory. A document may cross from one shard into the next.
     """
 
     def __init__(self, directory: Path, split: str, dtype: np.dtype, shard_tokens: int) -> None:
         self._directory = directory
         self._split = split
-        self._pending = np.empty(shard_tokens, dtype)
+        self._dtype = dtype
+        self._shard_tokens = shard_tokens
+        self._pending: list[np.ndarray] = []
         self._filled = 0
         self._documents = 0
         self._bytes = 0
@@ -37,17 +39,19 @@ class SplitWriter:
         Raises:
             UserError: An id does not fit the shards' dtype.
         """
-        largest = np.iinfo(self._pending.dtype).max
+        largest = np.iinfo(self._dtype).max
         if ids.size and not (ids.min() >= 0 and ids.max() <= largest):
             bad = int(ids.min() if ids.min() < 0 else ids.max())
-            raise invalid("token id", bad, f"0 to {largest} ({self._pending.dtype.name})")
+            raise invalid("token id", bad, f"0 to {largest} ({self._dtype.name})")
         self._documents += 1
         self._bytes += text_bytes
+        ids = ids.astype(self._dtype)
         while ids.size:
-            part, ids = np.split(ids, [len(self._pending) - self._filled])
-            self._pending[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            if self._filled == len(self._pending):
+            room = min(self._shard_tokens - self._filled, ids.size)
+            self._pending.append(ids[:room])
+            self._filled += room
+            ids = ids[room:]
+            if self._filled == self._shard_tokens:
                 self._flush()
 
     def close(self) -> Split:
@@ -63,11 +67,11 @@ class SplitWriter:
 
     def _flush(self) -> None:
         file = f"{self._split}/{len(self._shards):05d}.npy"
-        tokens = self._pending[: self._filled]
+        tokens = np.concatenate(self._pending)
         (self._directory / self._split).mkdir(exist_ok=True)
         sha256 = write_durably(self._directory / file, [_header(tokens), tokens.data])
         self._shards.append(Shard(file=file, tokens=len(tokens), sha256=sha256))
-        self._filled = 0
+        self._pending, self._filled = [], 0
 
 
 def open_shard(directory: Path, shard: Shard, dtype: np.dtype) -> np.ndarray:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -57,9 +59,13 @@ def find_files(sources: Iterable[str | Path]) -> list[SourceFile]:
     """
     files: list[SourceFile] = []
     for source in map(Path, sources):
-        if not source.exists():
-            raise UserError(f"sources: no such file or directory: {source}")
-        files.extend(_folder_files(source) if source.is_dir() else [_file(source, source.name)])
+        try:
+            is_folder = stat.S_ISDIR(source.stat().st_mode)
+        except FileNotFoundError as error:
+            raise UserError(f"sources: no such file or directory: {source}") from error
+        except OSError as error:
+            raise UserError(f"sources: cannot read {source}: {reason(error)}") from error
+        files.extend(_folder_files(source) if is_folder else [_file(source, source.name)])
     if not files:
         raise UserError("sources: got none; allowed: one or more files or directories")
     return files
@@ -97,19 +103,30 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _file(path: Path, name: str) -> SourceFile:
+    if path.exists() and not path.is_file():
+        # a pipe, for one, would wait for ever, and gives its text only once
+        raise UserError(f"sources: got {path}, which is no regular file; allowed: files, folders")
     return SourceFile(path=path, name=name)
 
 
 def _folder_files(folder: Path) -> list[SourceFile]:
-    names = sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file() and _is_known(path)
-    )
-    names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    names = sorted(name for name in _walked(folder) if _is_known(Path(name)))
     if not names:
         raise UserError(f"sources: no text, JSON lines or Parquet file in {folder}")
     return [_file(folder / name, name) for name in names]
+
+
+def _walked(folder: Path) -> Iterator[str]:
+    """The files below `folder`, as paths from there, but for what is hidden."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"sources: cannot list {error.filename}: {reason(error)}") from error
+
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith("."):
+                yield Path(parent, name).relative_to(folder).as_posix()
 
 
 def _suffix(path: Path) -> str:
@@ -152,7 +169,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with _open(path) as file:
             for number, line in enumerate(file, start=1):
-                yield number, _decoded(line, f"{path}:{number}").removeprefix("\ufeff")
+                text = _decoded(line, f"{path}:{number}")
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {reason(error)}") from error
 

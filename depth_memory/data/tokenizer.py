@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -63,6 +64,23 @@ class Tokenizer:
     def end_id(self) -> int:
         """The id of the end-of-text token."""
         return self.backend.get_vocab(with_added_tokens=True)[self.end]
+
+    @functools.cached_property
+    def byte_lengths(self) -> np.ndarray | None:
+        """UTF-8 bytes of the text that each id stands for, int64 [vocab_size]; 0 for special ones.
+
+        None if the tokenizer is not byte-level: which bytes an id stands for is then not certain.
+        """
+        if not _is_byte_level(json.loads(self.json).get("decoder")):
+            return None
+        alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # one character for each byte
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, i in self.backend.get_vocab(with_added_tokens=False).items():
+            lengths[i] = len(token) if alphabet.issuperset(token) else len(token.encode())
+        for i, added in self.backend.get_added_tokens_decoder().items():
+            lengths[i] = 0 if added.special else len(added.content.encode())
+        lengths[self.end_id] = 0
+        return lengths
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` and nothing else, int64 [tokens]."""
@@ -145,6 +163,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     backend.train_from_iterator(_not_none(texts), trainer=trainer)
     return tokenizer_from_json(backend.to_str(), end=END_OF_TEXT, name="trained tokenizer")
+
+
+def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    parts = decoder.get("decoders", [decoder])
+    return any(part["type"] == "ByteLevel" for part in parts)
 
 
 def _not_none(texts: Iterable[str]) -> Iterable[str]:

@@ -17,8 +17,11 @@ from depth_memory.data.tokenizer import Tokenizer, load_tokenizer
 from depth_memory.errors import UserError, choose, invalid
 from depth_memory.files import sha256_of
 
+COUNTED_AT_ONCE = 2**20
+"""Tokens, so that counting bytes needs little memory."""
 
-def bits_per_byte(nats_per_token: float, *, tokens: int, text_bytes: int) -> float:
+
+def bits_per_byte(nats_per_token: float, *, tokens: int, text_bytes: float) -> float:
     """The loss per byte of text, which tokenizers of any vocabulary share.
 
     All `tokens` are charged, separators included, though a separator has no bytes: predicting
@@ -146,9 +149,33 @@ class TokenData:
             raise invalid(f"{self.split}: tokens", self.tokens, "at least 2 to evaluate on")
         return (self.read(start, stop) for start, stop in consecutive_spans(self.tokens, length))
 
-    def bits_per_byte(self, nats_per_token: float) -> float:
-        """`bits_per_byte` with this split's tokens and bytes."""
-        return bits_per_byte(nats_per_token, tokens=self.tokens, text_bytes=self.bytes)
+    def windows_of(self, length: int) -> int:
+        """How many `windows` there are."""
+        return -(-(self.tokens - 1) // length)
+
+    def bits_per_byte(self, nats_per_token: float, *, targets: int | None = None) -> float:
+        """`bits_per_byte` of the first targets that `windows` gives; of all if no number is given.
+
+        Raises:
+            UserError: They stand for no text, but only for separators.
+        """
+        targets = self.tokens - 1 if targets is None else targets
+        text_bytes = self.target_bytes(targets)
+        if not text_bytes:
+            raise invalid("windows", f"{targets} tokens without text", "some that hold text")
+        return bits_per_byte(nats_per_token, tokens=targets, text_bytes=text_bytes)
+
+    def target_bytes(self, targets: int) -> float:
+        """UTF-8 bytes of the text that the tokens 1 to `targets` stand for.
+
+        Exact for a byte-level tokenizer. Another does not say which bytes a token stands for; there
+        it is the split's bytes, shared out evenly among its tokens.
+        """
+        sizes = self.tokenizer.byte_lengths
+        if sizes is None:
+            return self.bytes * targets / self.tokens
+        spans = consecutive_spans(targets + 1, COUNTED_AT_ONCE)
+        return sum(int(sizes[self.read(start + 1, stop)].sum()) for start, stop in spans)
 
     def verify(self) -> None:
         """Read everything and compare it with the manifest.
@@ -218,7 +245,7 @@ def open_split(directory: str | Path, split: str) -> TokenData:
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
-    choose("split", split, manifest.splits)
+    choose(f"{directory}: split", split, manifest.splits)
     dtype = np.dtype(manifest.dtype)
     shards = manifest.splits[split].shards
     return TokenData(

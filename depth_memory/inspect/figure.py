@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,15 @@ import numpy as np
 
 from depth_memory.errors import UserError
 from depth_memory.inspect.retrieval import RetrievalMap
+
+
+def require() -> None:
+    """Find out whether pictures can be drawn.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    _pyplot()
 
 
 def _pyplot() -> Any:
@@ -22,6 +32,18 @@ def _pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def put(text: Any, words: str) -> None:
+    """Give a text of a figure its words as they are: no mathematics, and no lone surrogates."""
+    text.set(text=words.encode(errors="replace").decode(), parse_math=False, usetex=False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as `path` says; a character that the font lacks becomes a box."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        figure.savefig(path, dpi=130)
 
 
 def _heat(axis: Any, values: np.ndarray, title: str, residual: bool) -> Any:
@@ -59,8 +81,8 @@ def draw_map(retrieval: RetrievalMap, path: Path, title: str) -> None:
     )
     for axis, (name, values) in zip(axes[0], panels, strict=True):
         figure.colorbar(_heat(axis, values, name, residual), ax=axis, shrink=0.85)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=130)
+    put(figure.suptitle("", fontsize=10), title)
+    save(figure, path)
     pyplot.close(figure)
 
 
@@ -84,8 +106,8 @@ def draw_statistics(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         axis.plot([i for i, _ in points], [levels for _, levels in points], marker=".")
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.set_xlabel("sublayer")
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=130)
+    put(figure.suptitle("", fontsize=10), title)
+    save(figure, path)
     pyplot.close(figure)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from depth_memory import streams
-from depth_memory.files import replaced_file
+from depth_memory.files import dumps, replaced_file
 from depth_memory.inspect import figure, measures, retrieval
 from depth_memory.inspect import probe as probing
+
+NAMES = ("inspect.json", "retrieval.png", "statistics.png")
 
 
 def report(model: nn.Module, input_ids: Tensor, out: Path, title: str) -> list[Path]:
@@ -24,14 +26,15 @@ def report(model: nn.Module, input_ids: Tensor, out: Path, title: str) -> list[P
 
     Returns:
         The files: `inspect.json` with the map and the statistics, `retrieval.png` and
-        `statistics.png`. Each is written beside its name and then renamed.
+        `statistics.png`. They appear when all of them are whole.
 
     Raises:
-        UserError: The model has no stream, or matplotlib is not installed.
+        UserError: The model has no stream, a number of it is not finite, or matplotlib is not
+            installed.
     """
+    figure.require()
     probe = probing.run(model, input_ids)
     found, rows = retrieval.from_probe(probe), measures.from_probe(probe)
-    out.mkdir(parents=True, exist_ok=True)
     document = {
         "title": title,
         "stream": streams.as_dict(probe.trunk.stream.config),
@@ -43,12 +46,12 @@ def report(model: nn.Module, input_ids: Tensor, out: Path, title: str) -> list[P
         "share": found.share.tolist(),
         "statistics": rows,
     }
-    writers = {
-        "inspect.json": lambda path: path.write_text(json.dumps(document, indent=1)),
-        "retrieval.png": lambda path: figure.draw_map(found, path, title),
-        "statistics.png": lambda path: figure.draw_statistics(rows, path, title),
-    }
-    for name, write in writers.items():
-        with replaced_file(out / name) as partial:
-            write(partial)
-    return [out / name for name in writers]
+    text = dumps(document)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / name for name in NAMES]
+    with ExitStack() as stack:
+        json, retrieval_map, statistics = (stack.enter_context(replaced_file(p)) for p in paths)
+        json.write_text(text, encoding="utf-8")
+        figure.draw_map(found, retrieval_map, title)
+        figure.draw_statistics(rows, statistics, title)
+    return paths

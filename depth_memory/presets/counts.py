@@ -124,9 +124,12 @@ def count_parameters(config: Any, *, width: int, sites: int) -> int:
 
 
 @functools.lru_cache
-def _plain(spec: ModelSpec, vocab_size: int) -> nn.Module:
+def _plain(spec: ModelSpec, vocab_size: int) -> tuple[int, int]:
+    """Parameters, and weights of matrix products, of a network; building one takes a while."""
     with torch.device("meta"):
-        return build_model(replace(spec, stream={"name": "preln"}), vocab_size)
+        model = build_model(spec, vocab_size)
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    return _size(model), linear
 
 
 def count_backbone(spec: ModelSpec, *, vocab_size: int, length: int) -> BackboneCounts:
@@ -141,10 +144,10 @@ def count_backbone(spec: ModelSpec, *, vocab_size: int, length: int) -> Backbone
         vocab_size: Number of token ids.
         length: Tokens per sequence.
     """
-    model = _plain(spec, vocab_size)
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    # presets that differ in the stream alone share their backbone
+    parameters, linear = _plain(replace(spec, stream={"name": "preln"}), vocab_size)
     attention = 12 * spec.depth * spec.heads * spec.head_size * length
-    return BackboneCounts(parameters=_size(model), training_flops=6 * linear + attention)
+    return BackboneCounts(parameters=parameters, training_flops=6 * linear + attention)
 
 
 def state_size(state: Any) -> int:

@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from depth_memory.errors import choose, invalid
+from depth_memory.errors import Range, choose, invalid, is_number
 from depth_memory.streams.adapter import PreLNAdapter, PreLNAdapterConfig
 from depth_memory.streams.attnres import AttnRes, AttnResConfig, BlockAttnResConfig
-from depth_memory.streams.base import Port, Stream, StreamModule, frozen_coefficients
+from depth_memory.streams.base import (
+    MAX_SITES,
+    MAX_WIDTH,
+    Port,
+    Stream,
+    StreamModule,
+    frozen_coefficients,
+)
 from depth_memory.streams.denseformer import DenseFormer, DenseFormerConfig
 from depth_memory.streams.hc import HC, HCConfig
 from depth_memory.streams.ldm import LDM
@@ -96,6 +103,8 @@ def _typed(key: str, value: Any, cls: type[Any]) -> Any:
     default = {field.name: field.default for field in fields(cls)}[key]
     expected = {"window": (int, str)}.get(key, (type(default),))
     if float in expected and type(value) is int:
+        if not is_number(value):
+            raise invalid(f"stream.{key}", value, "a finite number")
         return float(value)
     if type(value) not in expected:
         names = " or ".join(kind.__name__ for kind in expected)
@@ -123,9 +132,10 @@ def build(config: Mapping[str, Any] | StreamConfig, dim: int, sites: int) -> Str
         UserError: The configuration does not fit its own ranges, `dim` or `sites`.
     """
     config = resolve(config)
-    for field, value in (("dim", dim), ("sites", sites)):
-        if not isinstance(value, int) or value < 1:
-            raise invalid(field, value, "an integer of at least 1")
+    for field, value, most in (("dim", dim, MAX_WIDTH), ("sites", sites, MAX_SITES)):
+        allowed = Range(1, most)
+        if not isinstance(value, int) or not allowed.allows(value):
+            raise invalid(field, value, f"a whole number, {allowed}")
     return STREAMS[config.name][1](config, dim, sites)
 
 

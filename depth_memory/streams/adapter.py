@@ -9,14 +9,14 @@ is not owed to its parameters. The map follows the norm, so that what is read st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depth_memory.errors import invalid
+from depth_memory.errors import Range, check_ranges
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, StreamModule
+from depth_memory.streams.base import MAX_RANK, Norm, Port, Stream, StreamModule
 from depth_memory.streams.preln import Residual
 
 
@@ -25,13 +25,12 @@ class PreLNAdapterConfig:
     """PreLN with a low-rank adapter per sublayer; at the start an ordinary residual. Ours."""
 
     name: ClassVar[str] = "preln_adapter"
-    rank: int = 32
+    rank: Annotated[int, Range(1, MAX_RANK)] = 32
     """Rank r of the map, which has 2 r D parameters. `presets.counts.control` finds the one with
     which a network has as many new parameters as another stream gives it."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise invalid("stream.rank", self.rank, "at least 1")
+        check_ranges(self, "stream.")
 
 
 class PreLNAdapter(Stream):

@@ -8,21 +8,15 @@ of each sublayer is a learned vector that starts at 0: the start is a mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depth_memory.errors import choose, invalid
+from depth_memory.errors import Range, check_ranges, choose
 from depth_memory.ops import attnres_weights, mix
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
-
-
-def check_eps(eps: float) -> None:
-    """Raise unless `eps` keeps the key of a zero source finite."""
-    if not 0.0 < eps < float("inf"):
-        raise invalid("stream.eps", eps, "finite, above 0")
+from depth_memory.streams.base import EPS, MAX_SITES, Norm, Port, Stream, StreamModule, coefficient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +24,11 @@ class AttnResConfig:
     """Full Attention Residuals."""
 
     name: ClassVar[str] = "attnres"
-    eps: float = 1e-6
+    eps: Annotated[float, EPS] = 1e-6
     """Added to the mean square of a key. The paper gives none; public code mostly uses 1e-6."""
 
     def __post_init__(self) -> None:
-        check_eps(self.eps)
+        check_ranges(self, "stream.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +36,19 @@ class BlockAttnResConfig:
     """Block Attention Residuals."""
 
     name: ClassVar[str] = "block_attnres"
-    blocks: int = 8
+    blocks: Annotated[int, Range(1, MAX_SITES)] = 8
     """Number of blocks; block b of N starts at sublayer floor(b L / N). Paper: about 8. A network
     of fewer than N sublayers has one block per sublayer."""
     boundary: Literal["sublayer", "attention"] = "sublayer"
-    """Where a block may start: at any sublayer, or at attention sublayers only (rounded down)."""
-    eps: float = 1e-6
+    """Where a block may start: at any sublayer, or at attention sublayers only (rounded down), as
+    in public code. The paper cuts L sublayers into N equal blocks; where N does not divide L, and
+    the default, are ours."""
+    eps: Annotated[float, EPS] = 1e-6
     """As in `attnres`."""
 
     def __post_init__(self) -> None:
-        if self.blocks < 1:
-            raise invalid("stream.blocks", self.blocks, "at least 1")
+        check_ranges(self, "stream.")
         choose("stream.boundary", self.boundary, ("sublayer", "attention"))
-        check_eps(self.eps)
 
 
 class Sources(NamedTuple):

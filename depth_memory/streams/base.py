@@ -17,6 +17,7 @@ Laws, held by `tests/streams/test_laws.py` for every stream:
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -27,10 +28,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depth_memory.errors import UserError
+from depth_memory.errors import Range, UserError, invalid
 
 Norm = Callable[[Tensor], Tensor]
 State = Any  # a NamedTuple of tensors or tuples of tensors, owned by the stream
+
+MAX_WIDTH, MAX_SITES, MAX_RANK = 2**17, 2**14, 2**16
+"""Largest width and number of sublayers of a network, and largest rank of a map in its stream."""
+
+EPS = Range(1e-30, 1.0)
+"""What may be added to a mean square: in float32 it is above 0, and divides 0 without a fault."""
 
 MAX_VARIANTS = 16
 """Forms of state up to which compiling a port pays."""
@@ -141,7 +148,8 @@ class Port(StreamModule, ABC):
 
         A port whose state grows with depth would be compiled once per layer; it stays eager. All
         ports of a class share what is compiled. Past its limit torch goes on uncompiled with no
-        more than a log line, so the limit is raised to what the forms need.
+        more than a log line, so `torch._dynamo.config.recompile_limit`, which is one for the whole
+        process, is raised to what the forms need and stays so; a higher one is left alone.
         """
         if self.variants > MAX_VARIANTS:
             return
@@ -175,7 +183,29 @@ class Stream(StreamModule, ABC):
 
     @abstractmethod
     def port(self, site: int) -> Port:
-        """A new port for sublayer `site` (attention 2i, MLP 2i + 1); the layer owns it."""
+        """A new port for sublayer `site` (attention 2i, MLP 2i + 1); the layer owns it.
+
+        Raises:
+            UserError: There is no such sublayer.
+        """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "port" in vars(cls):
+            cls.port = _within_sites(cls.port)  # ty: ignore[invalid-assignment]
 
     def preserve_(self) -> None:
         """As `Port.preserve_`, for what the stream itself owns; nothing by default."""
+
+
+def _within_sites(make: Callable[[Any, int], Port]) -> Callable[[Any, int], Port]:
+    """A stream's `port` that refuses a sublayer which its network does not have."""
+
+    @functools.wraps(make)
+    def port(self: Stream, site: int) -> Port:
+        allowed = Range(0, self.sites - 1)
+        if not isinstance(site, int) or not allowed.allows(site):
+            raise invalid("site", site, f"a whole number, {allowed}")
+        return make(self, site)
+
+    return port

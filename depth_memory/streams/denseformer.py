@@ -8,15 +8,15 @@ Pagliardini et al., arXiv 2402.02622. With X_0 the embedding and X_j the raw out
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
 
-from depth_memory.errors import invalid
+from depth_memory.errors import Range, check_ranges
 from depth_memory.ops import mix
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
+from depth_memory.streams.base import MAX_SITES, Norm, Port, Stream, StreamModule, coefficient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +24,13 @@ class DenseFormerConfig:
     """Depth-weighted averages with static weights; at the start an ordinary residual."""
 
     name: ClassVar[str] = "denseformer"
-    dilation: int = 1
+    dilation: Annotated[int, Range(1, MAX_SITES)] = 1
     """Average every k-th block output only. Paper: 1, in practice 4."""
-    period: int = 1
+    period: Annotated[int, Range(1, MAX_SITES)] = 1
     """Average after every p-th block only. Paper: 1, in practice 5."""
 
     def __post_init__(self) -> None:
-        for field in ("dilation", "period"):
-            if getattr(self, field) < 1:
-                raise invalid(f"stream.{field}", getattr(self, field), "at least 1")
+        check_ranges(self, "stream.")
 
 
 class Dense(NamedTuple):

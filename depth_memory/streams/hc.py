@@ -11,18 +11,20 @@ Zhu et al., arXiv 2409.19606. Per sublayer, with lanes H [n, D] and H' = norm(H)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depth_memory.errors import choose, invalid
+from depth_memory.errors import Range, check_ranges, choose
 from depth_memory.ops import mix
 from depth_memory.ops._precision import compute_dtype, without_autocast
 from depth_memory.ops.mixing.reference import rms_normalised
 from depth_memory.streams import _init
 from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
+
+MAX_LANES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +32,15 @@ class HCConfig:
     """Hyper-Connections; the defaults are the paper's dynamic form."""
 
     name: ClassVar[str] = "hc"
-    lanes: int = 4
+    lanes: Annotated[int, Range(1, MAX_LANES)] = 4
     """Number n of residual streams. Paper: 4."""
     dynamic: bool = True
-    """Whether the coefficients depend on the input (DHC) or are learned constants (SHC)."""
+    """Whether the coefficients depend on the input (DHC) or are learned constants (SHC). The paper
+    has both, and mostly uses DHC."""
     norm: Literal["layer", "rms"] = "layer"
     """Norm of the lanes before the coefficients: LayerNorm (paper) or an RMS norm without weight
     (DepthBench)."""
-    scale_init: float = 0.01
+    scale_init: Annotated[float, Range(-1e6, 1e6)] = 0.01
     """Start of s_a and s_b. Paper: 0.01."""
     mix_residual: bool = True
     """True: the output is added to the mixed lanes A_r' H (paper). False: to the unmixed ones."""
@@ -47,11 +50,8 @@ class HCConfig:
     """Start each sublayer's output projection smaller by sqrt(n). Paper: yes."""
 
     def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise invalid("stream.lanes", self.lanes, "at least 1")
+        check_ranges(self, "stream.")
         choose("stream.norm", self.norm, ("layer", "rms"))
-        if not -float("inf") < self.scale_init < float("inf"):
-            raise invalid("stream.scale_init", self.scale_init, "finite")
         choose("stream.readout", self.readout, ("sum", "norm_sum"))
 
 

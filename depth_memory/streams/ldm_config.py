@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from depth_memory.errors import choose, invalid
+from depth_memory.errors import Range, check_ranges, choose, invalid
+from depth_memory.streams.base import MAX_RANK, MAX_SITES
 
 CHOICES = {
     "sites": ("sublayer", "block"),
@@ -31,7 +32,7 @@ CARRIED = {
 }
 """Fields that have one value where kernels carry the stream."""
 
-POSITIVE = ("key_dim", "groups", "read_rank", "write_rank")
+WINDOWS = Range(1, MAX_SITES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +40,16 @@ class AbstractLDMConfig:
     """Fields shared by least squares and its two ablations, which differ in the write alone."""
 
     name: ClassVar[str]
-    key_dim: int = 8
+    key_dim: Annotated[int, Range(1, 1024)] = 8
     """Width Dk of keys and queries; the memory holds Dk x D numbers per token. The source compares
     4 with a larger, unnamed value."""
-    groups: int = 4
+    groups: Annotated[int, Range(1, 4096)] = 4
     """Number G of independent memories, each for D / G channels. The source groups; G is ours."""
-    read_rank: int = 32
+    read_rank: Annotated[int, Range(1, MAX_RANK)] = 32
     """Width of the latent from which queries and gates come. The source names it, not its size."""
-    write_rank: int = 32
+    write_rank: Annotated[int, Range(1, MAX_RANK)] = 32
     """Width of the latent from which keys and importances come; as above."""
-    alpha: float = 1.0
+    alpha: Annotated[float, Range(1e-12, MAX_CONDITION)] = 1.0
     """Inverse strength of the ridge, P = alpha I before the first write. The source names it. P
     grows to alpha / min_retention where no key points, which may not exceed 1e6."""
     alpha_learned: bool = False
@@ -61,15 +62,17 @@ class AbstractLDMConfig:
     sites: Literal["sublayer", "block"] = "sublayer"
     """Read and write at every sublayer; or read before attention and write attention plus MLP once
     after the MLP, which sees the residual stream. Ours; the source speaks of layers."""
-    window: int | Literal["auto"] = "auto"
+    window: Annotated[int | Literal["auto"], WINDOWS] = "auto"
     """Writes that wait before they are folded into the memory: 1 is the recurrence, at least the
     number of writes the dual form. It changes nothing but rounding while the memory is float32.
-    `auto` becomes a number when the stream is built."""
+    `auto` becomes a number when the stream is built. The source writes one by one; waiting is
+    ours."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the folded memory; everything else that decides stays float32. Ours."""
-    min_retention: float = 1e-3
-    """Lower bound of the product of all forgetting factors, which bounds the error of float32."""
-    retention_init: float = 0.9
+    min_retention: Annotated[float, Range(1e-12, 1.0, below=True)] = 1e-3
+    """Lower bound of the product of all forgetting factors, which bounds the error of float32.
+    The source learns the factors and names no bound; it is ours."""
+    retention_init: Annotated[float, Range(1e-12, 1.0, below=True)] = 0.9
     """That product at the start of training. Ours."""
     forgetting: Literal["learned", "one"] = "learned"
     """Forgetting per group and layer, learned (source), or none."""
@@ -77,7 +80,7 @@ class AbstractLDMConfig:
     """Write the embedding into the memory before the first sublayer. Ours."""
     final_read: bool = True
     """Read the memory once more before the final norm. Ours."""
-    gain_init: float = 10.0
+    gain_init: Annotated[float, Range(-1e6, 1e6)] = 10.0
     """Start of the learned gain of a read, per group; the gate beside it starts at 1/2. A read is
     an average of what was written where `h` is a sum: it needs a gain to count. Ours."""
     gate: bool = True
@@ -102,24 +105,20 @@ class AbstractLDMConfig:
     """What runs: kernels where they are measured and can carry the stream, or one of the two."""
 
     def __post_init__(self) -> None:
-        for field in POSITIVE:
-            if getattr(self, field) < 1:
-                raise invalid(f"stream.{field}", getattr(self, field), "at least 1")
         for field, options in CHOICES.items():
             choose(f"stream.{field}", getattr(self, field), options)
-        if self.window != "auto" and (isinstance(self.window, str) or self.window < 1):
-            raise invalid("stream.window", self.window, "auto, or at least 1")
-        if not -float("inf") < self.gain_init < float("inf"):
-            raise invalid("stream.gain_init", self.gain_init, "finite")
-        if not 0.0 < self.min_retention < 1.0:
-            raise invalid("stream.min_retention", self.min_retention, "between 0 and 1, exclusive")
-        if not 0.0 < self.alpha <= self.largest_alpha:
+        if self.window != "auto" and (
+            isinstance(self.window, str) or not WINDOWS.allows(self.window)
+        ):
+            raise invalid("stream.window", self.window, f"auto, or {WINDOWS}")
+        check_ranges(self, "stream.")
+        if self.alpha > self.largest_alpha:
             allowed = f"above 0, at most 1e6 * min_retention = {self.largest_alpha:g}"
             raise invalid("stream.alpha", self.alpha, allowed)
         if self.query_init == "zero" and not self._may_be_silent:
             allowed = "auto or normal, where queries are normalised or nothing else is read"
             raise invalid("stream.query_init", self.query_init, allowed)
-        if not self.min_retention < self.retention_init < 1.0:
+        if self.retention_init <= self.min_retention:
             allowed = f"between min_retention ({self.min_retention:g}) and 1, exclusive"
             raise invalid("stream.retention_init", self.retention_init, allowed)
         if not self.residual:

@@ -11,19 +11,19 @@ Xie et al., arXiv 2512.24880. Per sublayer, with lanes X [n, D] and x' = rms(vec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from depth_memory.errors import UserError, choose, invalid
+from depth_memory.errors import Range, UserError, check_ranges, choose
 from depth_memory.ops import mix, sinkhorn
 from depth_memory.ops._precision import compute_dtype, without_autocast
 from depth_memory.ops.mixing.reference import rms_normalised
 from depth_memory.streams import _init
 from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
-from depth_memory.streams.hc import Lanes, spread, write_lanes
+from depth_memory.streams.hc import MAX_LANES, Lanes, spread, write_lanes
 
 GAP = 8.0
 RMS_EPS = 1e-20
@@ -34,17 +34,18 @@ class MHCConfig:
     """mHC. The paper leaves the start of phi and b and the readout open; see each field."""
 
     name: ClassVar[str] = "mhc"
-    lanes: int = 4
+    lanes: Annotated[int, Range(1, MAX_LANES)] = 4
     """Number n of residual streams. Paper: 4."""
-    iterations: int = 20
+    iterations: Annotated[int, Range(1, 1000)] = 20
     """Sinkhorn iterations. Paper: 20."""
-    alpha_init: float = 0.01
+    alpha_init: Annotated[float, Range(-1e6, 1e6)] = 0.01
     """Start of the three gating factors. Paper: 0.01."""
     init: Literal["gap", "zero"] = "gap"
     """`gap`: phi 0 and biases of +-8, nearly an ordinary residual at the start (DepthBench).
     `zero`: biases 0 and phi ~ N(0, 0.02), which mixes the lanes evenly at the start."""
     exact_sums: Literal["rows", "columns"] = "rows"
-    """Which sums of `res` are exact: over the lanes it reads (paper), or over those it writes."""
+    """Which sums of `res` are exact: over the lanes it reads, as in the paper, which normalises
+    rows last; or over those it writes, as some public code does. The other sums are approximate."""
     readout: Literal["mean", "sum", "head"] = "mean"
     """What the final norm sees: the mean or the sum of the lanes, or a learned sigmoid mixture of
     them (the head of DeepSeek-V4)."""
@@ -53,14 +54,9 @@ class MHCConfig:
     silent."""
 
     def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise invalid("stream.lanes", self.lanes, "at least 1")
-        if self.iterations < 1:
-            raise invalid("stream.iterations", self.iterations, "at least 1")
+        check_ranges(self, "stream.")
         choose("stream.init", self.init, ("gap", "zero"))
         choose("stream.exact_sums", self.exact_sums, ("rows", "columns"))
-        if not -float("inf") < self.alpha_init < float("inf"):
-            raise invalid("stream.alpha_init", self.alpha_init, "finite")
         choose("stream.readout", self.readout, ("mean", "sum", "head"))
 
 

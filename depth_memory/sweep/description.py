@@ -87,7 +87,7 @@ def describe(source: str) -> presets.Description:
         raise invalid("sweep", source, f"a JSON file, or one of {', '.join(presets.FAMILIES)}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {reason(error)}") from error
     return _object(str(path), found)
 
@@ -197,7 +197,7 @@ def _object(name: str, value: Any) -> Fields:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value:
         raise invalid(name, value, "a name")
     return value
 

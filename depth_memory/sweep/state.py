@@ -125,7 +125,7 @@ def read_results(out: Path, names: Iterable[str]) -> dict[str, Result]:
 def write_lines(out: Path, names: Iterable[str]) -> None:
     """Write `results.jsonl` anew: the results there are, in the order of `names`."""
     results = read_results(out, names).values()
-    files.write_text(out / LINES, "".join(json.dumps(result) + "\n" for result in results))
+    files.write_text(out / LINES, "".join(json.dumps(r, allow_nan=False) + "\n" for r in results))
 
 
 def failure(name: str, run: Run, error: str) -> Result:

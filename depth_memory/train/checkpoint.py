@@ -14,6 +14,7 @@ else needs saving: data order and randomness are functions of seed and step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,13 +27,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import damage, inventory, read_sealed, sealed
+from depth_memory.files import damage, inventory, read_sealed, reason, sealed
 from depth_memory.train import files, parallel
 
 FORMAT = 1
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+NAME = re.compile(r"step-\d{8,}")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -100,8 +102,23 @@ def save(
 
 
 def listed(root: Path) -> list[Path]:
-    """The checkpoints in `root`, whole or not, newest first."""
-    return sorted(root.glob("step-" + "[0-9]" * 8), reverse=True) if root.is_dir() else []
+    """The checkpoints in `root`, whole or not, newest first; none if `root` is not there.
+
+    Raises:
+        UserError: `root` cannot be listed. What cannot be seen is not taken for what is not there.
+    """
+    try:
+        found = [path for path in root.iterdir() if NAME.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{root}: cannot be listed: {reason(error)}") from error
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The number of updates behind a checkpoint, by its name."""
+    return int(path.name.removeprefix("step-"))
 
 
 def newest(root: Path) -> Found | None:
@@ -110,21 +127,34 @@ def newest(root: Path) -> Found | None:
     Raises:
         UserError: There are checkpoints, and all are damaged; or one is of a newer format.
     """
-    skipped = []
+    found, skipped = search(root)
+    if found is None and skipped:
+        advice = "bring one back, or begin again in a new directory"
+        raise UserError(f"{root}: no usable checkpoint; {'; '.join(skipped)}; {advice}")
+    return found
+
+
+def search(root: Path, *, after: int = -1) -> tuple[Found | None, tuple[str, ...]]:
+    """The newest usable checkpoint of a step above `after`, and the damaged ones passed over.
+
+    Raises:
+        UserError: One is of a newer format, or `root` cannot be listed.
+    """
+    skipped: list[str] = []
     for path in listed(root):
-        reason, manifest = examine(path)
-        if reason is None:
-            return Found(path=path, manifest=manifest, skipped=tuple(skipped))
-        skipped.append(f"{path.name}: {reason}")
-    if skipped:
-        raise UserError(f"{root}: no usable checkpoint; {'; '.join(skipped)}")
-    return None
+        if step_of(path) <= after:
+            break
+        problem, manifest = examine(path)
+        if problem is None:
+            return Found(path=path, manifest=manifest, skipped=tuple(skipped)), tuple(skipped)
+        skipped.append(f"{path.name}: {problem}")
+    return None, tuple(skipped)
 
 
 def set_aside(root: Path, good: Path) -> None:
     """Rename the checkpoints newer than `good`, which are damaged: they count no more."""
     for path in listed(root):
-        if path.name > good.name:
+        if step_of(path) > step_of(good):
             files.remove_directory(root / f"damaged-{path.name}")
             path.rename(root / f"damaged-{path.name}")
 

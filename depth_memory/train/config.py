@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from depth_memory import streams
-from depth_memory.errors import invalid
+from depth_memory.errors import SEEDS, Range, check_ranges, invalid
+from depth_memory.streams.base import EPS, MAX_SITES, MAX_WIDTH
 from depth_memory.train import serial
 
 Logger = Literal["tensorboard", "wandb", "trackio"]
+
+MAX_STEPS = 10**9
+RATES = Range(0.0, 10.0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +31,27 @@ class ModelSpec:
 
     family: Literal["llama", "qwen3"] = "qwen3"
     """Whose attention, MLP and norms; `qwen3` also normalises queries and keys."""
-    width: int = 256
+    width: Annotated[int, Range(1, MAX_WIDTH)] = 256
     """Model dimension D."""
-    depth: int = 6
+    depth: Annotated[int, Range(1, MAX_SITES // 2)] = 6
     """Number of layers, two sublayers each."""
-    heads: int = 4
+    heads: Annotated[int, Range(1, 4096)] = 4
     """Query heads."""
-    kv_heads: int = 4
+    kv_heads: Annotated[int, Range(1, 4096)] = 4
     """Key and value heads; divides `heads`."""
-    head_dim: int | None = None
+    head_dim: Annotated[int | None, Range(2, 4096)] = None
     """Size of a head; width / heads where not given."""
-    ffn: int = 768
+    ffn: Annotated[int, Range(1, 2**20)] = 768
     """Hidden size of the gated MLP."""
     tie_embeddings: bool = True
     """Whether the head is the embedding."""
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Range(1.0, 1e12)] = 10_000.0
     """Base of the rotary frequencies."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, EPS] = 1e-6
     """Epsilon of the RMS norms."""
-    init_std: float = 0.02
+    init_std: Annotated[float, Range(0.0, 1.0, above=True)] = 0.02
     """Standard deviation of the initial matrices."""
-    max_length: int = 2048
+    max_length: Annotated[int, Range(1, 2**24)] = 2048
     """Position limit in tokens."""
     stream: Any = field(default_factory=lambda: streams.resolve({"name": "ldm"}))
     """What carries information across depth: a stream's config, or a dict with its `name`."""
@@ -57,10 +61,7 @@ class ModelSpec:
 
     def validate(self) -> None:
         """Raise the one-line error of the first field out of range."""
-        for name in ("width", "depth", "heads", "kv_heads", "ffn", "max_length"):
-            at_least(f"model.{name}", getattr(self, name), 1)
-        for name in ("rope_theta", "norm_eps", "init_std"):
-            positive(f"model.{name}", getattr(self, name))
+        check_ranges(self, "model.")
         if self.heads % self.kv_heads:
             raise invalid("model.kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
         if self.head_dim is None and self.width % self.heads:
@@ -90,34 +91,26 @@ class DataSpec:
 class OptimSpec:
     """AdamW."""
 
-    lr: float = 1e-3
+    lr: Annotated[float, RATES] = 1e-3
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], Range(0.0, 1.0, below=True)] = (0.9, 0.95)
     """Decay of the first and second moment."""
-    eps: float = 1e-8
+    eps: Annotated[float, EPS] = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Range(0.0, 1e3)] = 0.1
     """Decoupled weight decay, per unit of learning rate."""
     decay: Literal["matrices", "all"] = "matrices"
     """What decays: matrices that are not embeddings, or everything. What a stream excludes from
     decay never does."""
-    clip: float = 1.0
+    clip: Annotated[float, Range(0.0, 1e9)] = 1.0
     """Largest norm of the whole gradient; 0 leaves it alone."""
-    stream_lr: float | None = None
+    stream_lr: Annotated[float | None, RATES] = None
     """Peak learning rate of what belongs to the stream and not to the backbone; `lr` where not
     given. The schedule scales both."""
 
     def validate(self) -> None:
         """Raise the one-line error of the first field out of range."""
-        positive("optim.lr", self.lr)
-        if self.stream_lr is not None:
-            positive("optim.stream_lr", self.stream_lr)
-        positive("optim.eps", self.eps)
-        for beta in self.betas:
-            if not 0 <= beta < 1:
-                raise invalid("optim.betas", self.betas, "two numbers in [0, 1)")
-        at_least("optim.weight_decay", self.weight_decay, 0)
-        at_least("optim.clip", self.clip, 0)
+        check_ranges(self, "optim.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +120,18 @@ class ScheduleSpec:
     kind: Literal["cosine", "wsd"] = "cosine"
     """`cosine` falls from the end of the warmup to the last step; `wsd` (warmup, stable, decay)
     holds the peak and falls linearly at the end."""
-    warmup: int = 100
+    warmup: Annotated[int, Range(0, MAX_STEPS)] = 100
     """Steps of linear rise from 0."""
-    decay: float = 0.2
+    decay: Annotated[float, Range(0.0, 1.0)] = 0.2
     """Fraction of all steps in which `wsd` falls; `cosine` does not use it."""
-    floor: float = 0.1
+    floor: Annotated[float, Range(0.0, 1.0)] = 0.1
     """The factor of the last step."""
 
     def validate(self, steps: int) -> None:
         """Raise the one-line error of the first field out of range for a run of `steps`."""
-        if not 0 <= self.warmup <= steps:
+        check_ranges(self, "schedule.")
+        if self.warmup > steps:
             raise invalid("schedule.warmup", self.warmup, f"0 to steps = {steps}")
-        for name in ("decay", "floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise invalid(f"schedule.{name}", getattr(self, name), "a number in [0, 1]")
         if self.kind == "wsd" and self.warmup + round(self.decay * steps) > steps:
             raise invalid("schedule.decay", self.decay, "warmup + decay * steps within steps")
 
@@ -158,13 +149,13 @@ class Run:
     is read when the run begins, and not again."""
     freeze: Literal["none", "backbone"] = "none"
     """What is not trained: nothing, or all that does not belong to the stream."""
-    steps: int = 1000
+    steps: Annotated[int, Range(1, MAX_STEPS)] = 1000
     """Optimiser steps."""
-    rows: int = 32
+    rows: Annotated[int, Range(1, 2**20)] = 32
     """Sequences per optimiser step, over all processes and micro-batches."""
-    length: int = 256
+    length: Annotated[int, Range(1, 2**24)] = 256
     """Tokens predicted per sequence."""
-    accumulate: int = 1
+    accumulate: Annotated[int, Range(1, 2**20)] = 1
     """Micro-batches per step and process; changes memory and rounding, nothing else."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in. The optimiser's weights and moments are float32 in both."""
@@ -174,19 +165,19 @@ class Run:
     """Whether each layer's parts are compiled; pays on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
-    seed: int = 0
+    seed: Annotated[int, SEEDS] = 0
     """Start of every random number; data order and dropout are functions of it and the step."""
     out: Path = Path("runs/default")
     """Directory of this run and of no other."""
-    eval_every: int = 200
+    eval_every: Annotated[int, Range(0, MAX_STEPS)] = 200
     """Steps between evaluations; 0 evaluates at the end only."""
-    eval_windows: int | None = None
+    eval_windows: Annotated[int | None, Range(1, 2**40)] = None
     """How many validation windows of `length` are read; all where not given."""
-    save_every: int = 200
+    save_every: Annotated[int, Range(0, MAX_STEPS)] = 200
     """Steps between checkpoints; 0 saves at the end only."""
-    keep: int = 2
+    keep: Annotated[int, Range(1, MAX_STEPS)] = 2
     """How many of the newest checkpoints stay."""
-    log_every: int = 1
+    log_every: Annotated[int, Range(1, MAX_STEPS)] = 1
     """Steps between records in `metrics.jsonl`."""
     loggers: tuple[Logger, ...] = ()
     """Where metrics go beside `metrics.jsonl`."""
@@ -200,14 +191,9 @@ class Run:
         serial.decode(Run, serial.encode(self))
         self.model.validate()
         self.optim.validate()
-        for name in ("steps", "rows", "length", "accumulate", "keep", "log_every"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("seed", "eval_every", "save_every"):
-            at_least(name, getattr(self, name), 0)
+        check_ranges(self)
         if self.freeze != "none" and self.origin is None:
             raise invalid("freeze", self.freeze, "none, for a model that is not trained yet")
-        if self.eval_windows is not None:
-            at_least("eval_windows", self.eval_windows, 1)
         self.schedule.validate(self.steps)
         if self.length > self.model.max_length:
             limit = f"1 to the position limit model.max_length = {self.model.max_length}"
@@ -238,15 +224,3 @@ class Run:
             UserError: A field is unknown or has a value of the wrong kind.
         """
         return serial.decode(cls, values)
-
-
-def at_least(name: str, got: float, least: float) -> None:
-    """Raise the error for `name` unless `got >= least`."""
-    if not got >= least:
-        raise invalid(name, got, f"at least {least}")
-
-
-def positive(name: str, got: float) -> None:
-    """Raise the error for `name` unless `got > 0`."""
-    if not got > 0:
-        raise invalid(name, got, "a number above 0")

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from depth_memory.train.loss import summed_loss
-from depth_memory.train.parallel import World
+from depth_memory.train.parallel import World, is_sharded
 
 
 def blame_loss(
@@ -108,7 +107,7 @@ def _finite(value: Any) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def _first(tensors: list[Tensor], world: World) -> int | None:

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from depth_memory.errors import UserError, choose, invalid
+from depth_memory.files import reason
 from depth_memory.train import checkpoint, files, schedule, serial
 from depth_memory.train.config import Run
+from depth_memory.train.metrics import Record, read_metrics
 
 FORMAT = 1
 RUN = "run.json"
@@ -54,11 +57,21 @@ computed. `steps` and `schedule` may change as far as they change no learning ra
 def lock(out: Path) -> Generator[None]:
     """Hold the directory of a run, made if it is not there; a kill releases it.
 
+    Where no run has begun in the end, what this made is removed again.
+
     Raises:
         UserError: Another process holds it, or it cannot be written.
     """
+    made = [path for path in (out, *out.parents) if not path.exists()]
     with open_lock(out):
-        yield
+        try:
+            yield
+        finally:
+            if not (out / RUN).exists():
+                with suppress(OSError):
+                    (out / LOCK).unlink()
+                    for path in made:
+                        path.rmdir()
 
 
 def open_lock(out: Path) -> TextIO:
@@ -67,17 +80,27 @@ def open_lock(out: Path) -> TextIO:
     Raises:
         UserError: Another process holds it, or it cannot be written.
     """
+    while True:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            file = (out / LOCK).open("a")
+        except OSError as error:
+            raise invalid("out", str(out), f"a directory that can be written ({error})") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise invalid("out", str(out), "a directory that no other process uses") from error
+        if _is_at(file, out / LOCK):
+            return file
+        file.close()  # who held it before has removed it
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / LOCK).open("a")
-    except OSError as error:
-        raise invalid("out", str(out), f"a directory that can be written ({error})") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise invalid("out", str(out), "a directory that no other process uses") from error
-    return file
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +124,8 @@ def find_start(run: Run, identity: dict[str, Any], resume: Resume) -> Start:
             directory; `always` wants a checkpoint.
 
     Raises:
-        UserError: The directory holds something else, or checkpoints none of which is usable.
+        UserError: The directory holds something else, something damaged, or checkpoints none of
+            which is usable; or it has had some, and they are gone.
     """
     choose("resume", resume, MODES)
     used = [path for path in run.out.iterdir() if path.name != LOCK and ".partial" not in path.name]
@@ -114,11 +138,38 @@ def find_start(run: Run, identity: dict[str, Any], resume: Resume) -> Start:
         raise invalid("out", str(run.out), "a directory with a checkpoint (resume is always)")
     step = found.manifest["step"] if found else 0
     if used:
-        check_same(run, identity, read_description(run.out), run.out / RUN, step)
+        saved = read_description(run.out)
+        check_same(run, identity, saved, run.out / RUN, step)
+        records = read_metrics(run.out / METRICS)
+        if found is None:
+            _check_nothing_lost(run.out, saved, records)
     if found is None:
         return Start()
     check_same(run, identity, found.manifest, found.path, step)
     return Start(step=step, checkpoint=str(found.path), skipped=found.skipped)
+
+
+def _check_nothing_lost(out: Path, saved: dict[str, Any], records: list[Record]) -> None:
+    """Refuse to begin again where there have been checkpoints, which are gone.
+
+    A run that was killed before its first checkpoint has lost nothing: its records come again.
+
+    Raises:
+        UserError: Says by what one can see it.
+    """
+    theirs = _run_of(saved, out / RUN)
+    first = min(theirs.save_every or theirs.steps, theirs.steps)
+    last = max((record["step"] for record in records), default=0)
+    if (out / "model").exists():
+        sign = "a model"
+    elif last > (first if (out / "checkpoints").exists() else 0):
+        sign = f"records up to step {last} in {METRICS}"
+    elif any(session.get("from_step") for session in saved["sessions"]):
+        sign = "starts from checkpoints"
+    else:
+        return
+    advice = f"bring {out / 'checkpoints'} back, or begin again in a new directory"
+    raise UserError(f"out: {out} has {sign}, but no checkpoint to go on from; {advice}")
 
 
 def check_same(
@@ -136,7 +187,7 @@ def check_same(
     Raises:
         UserError: Names the first field that differs, and both values.
     """
-    theirs = Run.from_dict(saved["config"])
+    theirs = located(_run_of(saved, where))
     dropped = [*MAY_CHANGE, *(("steps", "schedule") if _same_past(run, theirs, step) else ())]
     ours = {**_without(run, dropped), "data": identity}
     others = {**_without(theirs, dropped), "data": saved["data"]}
@@ -179,13 +230,28 @@ def read_description(out: Path) -> dict[str, Any]:
     path = out / RUN
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the description of a run ({error})") from error
-    if version > FORMAT:
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not the description of a run ({reason(error)})") from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
         raise invalid(f"{path}: format", version, allowed)
+    broken = _broken(content)
+    if broken is not None:
+        raise UserError(f"{path}: not the description of a run ({broken} is missing or damaged)")
     return content
+
+
+def _broken(content: Any) -> str | None:
+    """The first part of `run.json` that is not as a run wrote it."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        return "format"
+    sessions = content.get("sessions")
+    if not isinstance(sessions, list) or not all(isinstance(entry, dict) for entry in sessions):
+        return "sessions"
+    parts = {"origin": {}, **content}
+    named = ("config", "data", "origin")
+    return next((name for name in named if not isinstance(parts.get(name), dict)), None)
 
 
 def load_run(out: Path) -> Run:
@@ -194,7 +260,24 @@ def load_run(out: Path) -> Run:
     Raises:
         UserError: As `read_description`; or it has a field that this version does not know.
     """
-    return Run.from_dict(read_description(out)["config"])
+    return _run_of(read_description(out), out / RUN)
+
+
+def located(run: Run) -> Run:
+    """`run` with the places that it reads from as they are called from any working directory."""
+    folder, origin = run.data.directory, run.origin
+    return replace(
+        run,
+        data=replace(run.data, directory=None if folder is None else folder.absolute()),
+        origin=None if origin is None else origin.absolute(),
+    )
+
+
+def _run_of(saved: dict[str, Any], where: Path) -> Run:
+    try:
+        return Run.from_dict(saved["config"])
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _without(run: Run, names: Iterable[str]) -> dict[str, Any]:

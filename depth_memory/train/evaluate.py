@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depth_memory.data import TokenData
-from depth_memory.errors import invalid
+from depth_memory.errors import UserError, invalid
 from depth_memory.train.loss import IGNORED, count_valid, shift, summed_loss
 from depth_memory.train.parallel import World
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 OVERFLOW = 700.0
 """A loss whose exponential a float can just about hold."""
+
+
+class NonFiniteError(UserError):
+    """A loss or a gradient is not finite; a run that meets it stops before the weights change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +69,26 @@ def evaluate(
 
     Raises:
         UserError: The model knows fewer tokens than the data has, or fewer positions than `length`.
+        NonFiniteError: The loss is not finite.
     """
     check_fits(model, split, length)
     world = World(rank=0, size=1, device=_device(model)) if world is None else world
-    chosen = itertools.islice(split.windows(length), windows)
+    # more than there are is all of them, however many
+    there = split.windows_of(length)
+    chosen = itertools.islice(split.windows(length), min(windows or there, there))
     training = model.training
     model.eval()
     try:
-        total, count = _sums(model, batches(chosen, length, rows), world)
+        total, count = _sums(model, batches(chosen, length, min(rows, there)), world)
     finally:
         model.train(training)
-    loss = (world.sum(total) / world.sum(count)).item()
     tokens = int(world.sum(count).item())
-    return Evaluation(loss=loss, bits_per_byte=split.bits_per_byte(loss), tokens=tokens)
+    loss = world.sum(total).item() / tokens
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"loss on {split.directory} ({split.split}) is {loss}")
+    return Evaluation(
+        loss=loss, bits_per_byte=split.bits_per_byte(loss, targets=tokens), tokens=tokens
+    )
 
 
 def check_fits(model: PreTrainedModel, split: TokenData, length: int) -> None:

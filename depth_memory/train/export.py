@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from depth_memory.train import checkpoint, files, precision
 from depth_memory.train.build import build_from, build_model
 from depth_memory.train.config import Run
 from depth_memory.train.origin import Network
+from depth_memory.weights import read_manifest, write_manifest
 
 
 def texts(
@@ -50,7 +52,7 @@ def export(
     tokenizer: Tokenizer,
     network: Network | None = None,
 ) -> None:
-    """Write `target` from the checkpoint `source`.
+    """Write `target` from the checkpoint `source`, with the step and the checksums of its weights.
 
     The weights are what the network computed with: rounded where the run's precision rounds.
 
@@ -78,6 +80,17 @@ def export(
         own = tokenizer_files(run, tokenizer) if network is None else network.texts
         for name, text in own.items():
             (folder / name).write_text(text, encoding="utf-8")
+        facts = {"step": checkpoint.step_of(source), "version": metadata.version("depth-memory")}
+        write_manifest(folder, facts)
+
+
+def step_of(target: Path) -> int | None:
+    """The step at which `export` wrote `target`; None if it does not say.
+
+    Raises:
+        UserError: What it says was altered.
+    """
+    return (read_manifest(target) or {}).get("step")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Generator
@@ -10,19 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from depth_memory.errors import UserError
+from depth_memory.files import REFUSALS, replaced_file, staged_directory, sync
 from depth_memory.files import dumps as dumps
-from depth_memory.files import replaced_file, staged_directory, sync
 
 GOING = ".removed-"
-REFUSALS = (
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOSPC,
-    errno.EPERM,
-    errno.EROFS,
-)
 
 
 @contextmanager
@@ -37,7 +27,10 @@ def refusals_explained(place: Path) -> Generator[None]:
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        raise UserError(f"out: cannot use {error.filename or place}: {error.strerror}") from error
+        file = Path(error.filename or place)
+        elsewhere = file.is_absolute() and not file.is_relative_to(place.absolute())
+        field = "" if elsewhere else "out: "
+        raise UserError(f"{field}cannot use {file}: {error.strerror}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from depth_memory.errors import UserError
 from depth_memory.train import (
     checkpoint,
     diagnose,
@@ -35,7 +34,7 @@ from depth_memory.train import (
 from depth_memory.train.build import prepare
 from depth_memory.train.config import Run
 from depth_memory.train.corpus import Corpus, open_corpus
-from depth_memory.train.evaluate import Evaluation, evaluate
+from depth_memory.train.evaluate import Evaluation, NonFiniteError, evaluate
 from depth_memory.train.export import export, texts
 from depth_memory.train.loss import add_gradient, shift
 from depth_memory.train.metrics import Record
@@ -47,10 +46,6 @@ from depth_memory.train.report import Report
 
 if TYPE_CHECKING:
     from depth_memory.models import DepthForCausalLM
-
-
-class NonFiniteError(UserError):
-    """The loss or the gradient is not finite: the run stops before the weights change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +97,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
             checkpoint.
     """
     run.validate()
+    run = directory.located(run)
     with ExitStack() as stack:
         stack.enter_context(files.refusals_explained(run.out))
         world = stack.enter_context(connect(run.device))
@@ -119,6 +115,8 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         report = stack.enter_context(Report(run, start.step, world, show=show))
         for text in start.skipped:
             report.note(f"skipped damaged checkpoint {text}")
+        if start.step:
+            report.note(f"going on from step {start.step}")
         evaluation = _steps(session, start.step, report)
         world.do(lambda: _export(session))
     return Result(

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from depth_memory.errors import UserError
+from depth_memory.files import naming, reason
 from depth_memory.train import files
 
 Record = dict[str, Any]
@@ -24,8 +26,9 @@ class MetricsFile:
 
     def write(self, record: Record) -> None:
         """Append a record; it holds its `step`."""
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Make every record durable: a checkpoint must not know steps that the records lack."""
@@ -37,12 +40,31 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of a `metrics.jsonl`; a half-written last one is left out."""
+    """The records of a `metrics.jsonl`; a half-written last one is left out.
+
+    Raises:
+        UserError: It cannot be read, or a line is no record; names the line.
+    """
     return [record for record, _ in _lines(path)]
 
 
 def _lines(path: Path) -> list[tuple[Record, str]]:
-    if not path.exists():
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [(json.loads(line), line) for line in lines if line.endswith("\n")]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
+    lines = content.split(b"\n")[:-1]
+    return [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def _parsed(line: bytes, where: str) -> tuple[Record, str]:
+    try:
+        text = line.decode("utf-8")
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not a line of JSON: {reason(error)}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise UserError(f"{where}: not a record of a run: it has no step")
+    return record, f"{text}\n"

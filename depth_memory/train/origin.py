@@ -150,7 +150,7 @@ def examine(run: Run, start: directory.Start, split: TokenData) -> dict[str, Any
         return saved
     check_tokenizer(run.origin, split)
     found = identify(run.origin)
-    if saved is not None and saved["sha256"] != found["sha256"]:
+    if saved is not None and saved.get("sha256") != found["sha256"]:
         raise UserError(f"origin: {run.origin} has other weights than {run.out} began with")
     return found
 

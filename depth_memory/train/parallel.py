@@ -13,19 +13,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from depth_memory import streams
 from depth_memory.errors import UserError, invalid
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from depth_memory.models import DepthForCausalLM
 
 T = TypeVar("T")
@@ -83,8 +82,11 @@ def connect(device: str = "auto") -> Generator[World]:
 
     Args:
         device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        UserError: There is no such device, or the environment is not one that `torchrun` sets.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _number_of_torchrun("WORLD_SIZE", 1)
     chosen = choose_device(device)
     if size == 1:
         yield World(rank=0, size=1, device=chosen)
@@ -93,6 +95,7 @@ def connect(device: str = "auto") -> Generator[World]:
         torch.cuda.set_device(chosen)
     ours = not dist.is_initialized()
     if ours:
+        _check_torchrun(size)
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=30))
     try:
@@ -116,7 +119,26 @@ def choose_device(device: str) -> torch.device:
         raise invalid("device", device, "auto or cpu (torch finds no GPU)")
     if device == "cpu" or not available:
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", _number_of_torchrun("LOCAL_RANK", 0))
+
+
+def _number_of_torchrun(name: str, least: int) -> int:
+    """A number of the environment, `least` where there is none."""
+    text = os.environ.get(name, str(least))
+    if not (text.isdecimal() and int(text) >= least):
+        raise invalid(name, text, f"a whole number of at least {least}, as torchrun sets it")
+    return int(text)
+
+
+def _check_torchrun(size: int) -> None:
+    """Refuse to wait for processes that nobody started."""
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UserError(f"WORLD_SIZE: got {size}, but no {name}; allowed: what torchrun sets")
+    rank = _number_of_torchrun("RANK", 0)
+    if rank >= size:
+        raise invalid("RANK", rank, f"0 to WORLD_SIZE - 1 = {size - 1}")
+    _number_of_torchrun("MASTER_PORT", 0)
 
 
 def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
@@ -131,6 +153,9 @@ def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
         world: The processes.
         compute: dtype in which layers see their parameters. Gradients are summed in float32.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh = init_device_mesh(world.device.type, (world.size,))
     exact, rounded = (
         MixedPrecisionPolicy(
@@ -154,16 +179,27 @@ def exact_modules(model: nn.Module) -> list[nn.Module]:
     ]
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether each process holds a part, which takes several processes."""
+    if not dist.is_initialized():
+        return False  # and the import below would take half a second
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole of a plain or sharded tensor; every process must ask."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
 def fill_(target: Tensor, source: Tensor) -> None:
     """Copy the main process's whole `source` into a plain or sharded `target`."""
-    if isinstance(target, DTensor):
+    if is_sharded(target):
+        from torch.distributed.tensor import distribute_tensor
+
         source = source.to(target.device, target.dtype)
         source = distribute_tensor(source, target.device_mesh, target.placements)
     target.copy_(source)

@@ -7,13 +7,12 @@ kind, is refused and never guessed at.
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from depth_memory import streams
-from depth_memory.errors import UserError, invalid
+from depth_memory.errors import UserError, invalid, is_number
 
 Json = Any  # None, bool, int, float, str, or a list or dict of these
 
@@ -117,10 +116,10 @@ def _decode_tuple(args: tuple[Any, ...], value: Json, name: str) -> tuple[Any, .
 
 def _decode_scalar(hint: Any, value: Json, name: str) -> Any:
     if hint is Path:
-        return Path(_checked(isinstance(value, str), value, name, "a path"))
+        named = isinstance(value, str) and value != "" and "\0" not in value
+        return Path(_checked(named, value, name, "a path"))
     if hint is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(_checked(number and math.isfinite(value), value, name, "a finite number"))
+        return float(_checked(is_number(value), value, name, "a finite number"))
     if hint is int:
         number = isinstance(value, int) and not isinstance(value, bool)
         return _checked(number, value, name, "a whole number")

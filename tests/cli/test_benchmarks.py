@@ -142,8 +142,8 @@ def test_mistakes_are_told_before_anything_is_computed(command, run, task_data, 
     malformed = command("evaluate", run, *tasks_of(tmp_path, "piqa"))
     assert_refused(malformed, f"{tmp_path / 'piqa.jsonl'}:1: no field 'choices'; it has: query")
     for option, value, allowed in (
-        ("--limit", 0, "a whole number of at least 1"),
-        ("--batch", "auto", "a whole number of at least 1"),
+        ("--limit", 0, "a whole number, at least 1, at most "),
+        ("--batch", "auto", "a whole number, at least 1, at most "),
     ):
         done = command("evaluate", run, option, value, *tasks_of(task_data, "piqa"))
         assert_refused(done, f"{option}: got '{value}'; allowed: {allowed}")

@@ -1,5 +1,6 @@
 """Every command does what it says, on a model that the commands themselves trained."""
 
+import argparse
 import json
 import re
 import shlex
@@ -236,6 +237,27 @@ def test_generate_continues_as_the_library_does(command, corpus, run):
     assert out == tokenizer.decode(ids[0].numpy()) + "\n"
 
 
+def test_curves_of_runs_with_any_name(run, tmp_path, monkeypatch):
+    from matplotlib.legend import Legend
+
+    from depth_memory.cli import curves
+    from depth_memory.inspect import figure
+
+    names = ["_hidden", "a$x", r"$\frac{1$", "\u65e5"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        shutil.copy(run / "metrics.jsonl", tmp_path / name)
+    legends = []
+    save = figure.save
+    monkeypatch.setattr(
+        figure, "save", lambda f, p: (legends.extend(f.findobj(Legend)), save(f, p))
+    )
+    curves.draw([tmp_path / name for name in names], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (legend,) = legends
+    assert [text.get_text().partition(":")[0] for text in legend.get_texts()] == names
+
+
 def test_generate_takes_its_prompt_from_standard_input(command, run, monkeypatch):
     import io
 
@@ -363,3 +385,25 @@ def test_main_takes_the_arguments_of_the_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["depth-memory", "--version"])
     assert cli.main() == 0
     assert capsys.readouterr().out.startswith("depth-memory ")
+
+
+def numeric(parser):
+    """The options of a command and its parts that take a number by default."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                yield from numeric(part)
+        elif action.metavar in ("N", "T", "K", "P"):
+            yield action
+
+
+def test_every_number_on_the_command_line_has_a_range():
+    from depth_memory.cli import arguments
+
+    found = list(numeric(parser()))
+    assert len(found) > 12
+    for action in found:
+        assert isinstance(action.type, arguments.Number), action.option_strings
+        for text in ("nan", "inf", "-inf", "1e400", "9" * 400, "x"):
+            with pytest.raises(argparse.ArgumentTypeError, match="allowed: "):
+                action.type(text)

@@ -1,12 +1,14 @@
 """Every mistake is one line that names the field, what it got and what is allowed; exit code 2."""
 
 import errno
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -76,7 +78,7 @@ WRONG_ARGUMENTS = {
     "no out": (["data", "prepare", "nowhere"], "--out: got nothing; allowed: "),
     "no workers": (
         ["data", "prepare", "a", "--out", "b", "--workers", "0"],
-        "--workers: got '0'; allowed: a whole number of at least 1",
+        "--workers: got '0'; allowed: a whole number, at least 1, at most ",
     ),
     "bad validation": (
         ["data", "prepare", "a", "--out", "b", "--validation", "some"],
@@ -88,9 +90,49 @@ WRONG_ARGUMENTS = {
     ),
     "no temperature": (
         ["generate", "nowhere", "--temperature", "-1"],
-        "--temperature: got '-1'; allowed: a number of at least 0",
+        "--temperature: got '-1'; allowed: 0, or at least 0.001, at most 1000",
     ),
     "share": (["generate", "a", "--top-p", "0"], "--top-p: got '0'; allowed: a number above 0"),
+    "huge seed": ([*TRAIN, "--seed", str(2**63)], f"seed: got {2**63}; allowed: at least 0, at"),
+    "thousands of digits": (
+        [*TRAIN, "--optim.lr", "9" * 5000],
+        "optim.lr: got '999",
+    ),
+    "more digits than a float holds": (
+        [*TRAIN, "--optim.lr", "9" * 400],
+        f"optim.lr: got {'9' * 196} ...; allowed: a finite number",
+    ),
+    "whole with many digits": (
+        [*TRAIN, "--seed", "9" * 400],
+        f"seed: got {'9' * 196} ...; allowed: at least 0",
+    ),
+    "huge lanes": (
+        [*TRAIN, "--stream", "mhc", "--model.stream.lanes", "1" + "0" * 23],
+        "stream.lanes: got 1" + "0" * 23 + "; allowed: at least 1, at most 256",
+    ),
+    "nested": ([*TRAIN, "--steps", "[" * 100_000], "steps: got '[[[[["),
+    "nested and closed": ([*TRAIN, "--steps", "[" * 300 + "]" * 300], "steps: got [[[[[["),
+    "empty out": ([*TRAIN, "--out", ""], "out: got ''; allowed: a path"),
+    "empty data": ([*TRAIN, "--data.directory", ""], "data.directory: got ''; allowed: a path"),
+    "empty origin": ([*TRAIN, "--origin", ""], "origin: got ''; allowed: a path"),
+    "huge vocabulary": (
+        ["data", "prepare", "a", "--out", "b", "--vocab-size", "99999999999"],
+        "--vocab-size: got '99999999999'; allowed: a whole number, at least 1, at most 1048576",
+    ),
+    "huge validation": (
+        ["data", "prepare", "a", "--out", "b", "--validation", "1e400"],
+        "--validation: got '1e400'; allowed: a share",
+    ),
+    "tiny temperature": (
+        ["generate", "a", "--temperature", "1e-40"],
+        "--temperature: got '1e-40'; allowed: 0, or at least 0.001, at most 1000",
+    ),
+    "no temperature at all": (["generate", "a", "--temperature", "nan"], "--temperature: got 'na"),
+    "huge rows": (["evaluate", "a", "--rows", "9" * 20], "--rows: got '99999999999999999999'; all"),
+    "prompt that is no text": (
+        ["generate", "a", "--prompt", "a\udcff"],
+        "--prompt: got bytes that are no text at 1; allowed: text in UTF-8",
+    ),
     "nowhere to write": (["inspect", "nowhere"], "--out: got nothing; allowed: "),
 }
 
@@ -120,7 +162,7 @@ WRONG_USE = {
         ["evaluate", "RUN", "--length", "129"],
         "--length: got 129; allowed: at most the model's position limit 128",
     ),
-    "unknown split": (["evaluate", "RUN", "--split", "test"], "split: got 'test'; allowed: train"),
+    "unknown split": (["evaluate", "RUN", "--split", "test"], "--split: got 'test'; allowed: t"),
     "unknown device": (["evaluate", "RUN", "--device", "tpu"], "--device: got 'tpu'; allowed: "),
     "data of another tokenizer": (["evaluate", "RUN", "--data", "OTHER"], "vocab_size: got 300"),
     "tokenizer of another size": (
@@ -304,6 +346,7 @@ def test_a_saved_model_that_lacks_weights(command, run, tmp_path):
     weights = load_file(model / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    (model / "weights.json").unlink()
     message = f"{model}: weights are missing: model.layers.0.mlp.up_proj.weight"
     assert_refused(command("generate", model), message)
 
@@ -311,6 +354,8 @@ def test_a_saved_model_that_lacks_weights(command, run, tmp_path):
 def test_a_saved_model_with_cut_weights(command, run, tmp_path):
     model = saved_model(run, tmp_path)
     cut(model / "model.safetensors")
+    assert_refused(command("generate", model), f"{model}: model.safetensors has ")
+    (model / "weights.json").unlink()
     assert_refused(command("generate", model), f"{model}: cannot be loaded: ")
 
 
@@ -347,6 +392,35 @@ def test_a_model_without_a_tokenizer(command, run, tmp_path):
     assert done.code == 0
 
 
+def spoiled_model(run, tmp_path):
+    """A model whose logits are not numbers."""
+    from safetensors.torch import load_file, save_file
+
+    model = saved_model(run, tmp_path)
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    (model / "weights.json").unlink()
+    return model
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_not_finite(command, run, tmp_path, temperature):
+    model = spoiled_model(run, tmp_path)
+    done = command("generate", model, "--prompt", "the", "--temperature", temperature)
+    assert_refused(done, f"{model}: logits: got some not finite; allowed: finite numbers")
+
+
+def test_a_prompt_from_standard_input_that_is_no_text(command, monkeypatch):
+    for source, message in (
+        (io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"), "bytes that are no text at 2"),
+        (io.StringIO("\udcff"), "bytes that are no text at 0"),
+        (None, "- with standard input closed"),
+    ):
+        monkeypatch.setattr(sys, "stdin", source)
+        assert_refused(command("generate", "a", "--prompt", "-"), f"--prompt: got {message}; allo")
+
+
 def fail_with(monkeypatch, error):
     from depth_memory import data
 
@@ -356,10 +430,39 @@ def fail_with(monkeypatch, error):
     monkeypatch.setattr(data, "read_manifest", read_manifest)
 
 
-def test_a_full_disk(command, monkeypatch):
-    fail_with(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"))
+FAILURES = {
+    errno.ENOSPC: "No space left on device",
+    errno.EEXIST: "File exists",
+    errno.ENOTDIR: "Not a directory",
+    errno.EISDIR: "Is a directory",
+    errno.ENAMETOOLONG: "File name too long",
+    errno.ECONNREFUSED: "Connection refused",
+}
+
+
+@pytest.mark.parametrize("number", FAILURES)
+def test_a_failure_of_the_machine(command, monkeypatch, number):
+    fail_with(monkeypatch, OSError(number, FAILURES[number], "metrics.jsonl"))
     done = command("data", "info", "corpus")
-    assert (done.code, done.err) == (1, "error: metrics.jsonl: No space left on device\n")
+    assert (done.code, done.err) == (1, f"error: metrics.jsonl: {FAILURES[number]}\n")
+
+
+@pytest.mark.parametrize("error", [MemoryError("no"), RuntimeError("CUDA out of memory. Tried")])
+def test_too_little_memory(command, monkeypatch, error):
+    fail_with(monkeypatch, error)
+    done = command("data", "info", "corpus")
+    assert done.code == 1
+    assert done.err == (
+        f"error: memory: got too little ({error}); "
+        "allowed: a smaller model, or fewer rows at a time\n"
+    )
+
+
+@pytest.mark.parametrize("argv", [["evaluate"], ["train", "debug", "--from"]])
+def test_a_name_that_is_too_long(command, argv):
+    done = command(*argv, "n" * 300)
+    assert (done.code, done.out, len(done.lines)) == (1, "", 1)
+    assert done.err.endswith("File name too long\n")
 
 
 def test_a_full_disk_while_training_keeps_what_there_is(command, corpus, tmp_path, monkeypatch):
@@ -391,6 +494,78 @@ def test_an_interrupt(command, monkeypatch):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     done = command("data", "info", "corpus")
     assert (done.code, done.out, done.err) == (130, "", "error: interrupted\n")
+
+
+def test_an_interrupt_that_a_library_turned_into_another_error(command, monkeypatch):
+    from depth_memory import data
+
+    def read_manifest(_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("half imported") from None
+
+    monkeypatch.setattr(data, "read_manifest", read_manifest)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = command("data", "info", "corpus")
+    assert (done.code, done.out, done.err) == (130, "", "error: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_while_the_command_is_imported():
+    program = """
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        class Finder:
+            def find_spec(name, path, target=None):
+                if name == "depth_memory.cli.sweep":
+                    signal.raise_signal(signal.SIGINT)
+        sys.meta_path.insert(0, Finder)
+        from depth_memory.__main__ import main
+        main()
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_in_a_program_that_a_library_made_of_text(tmp_path):
+    """`python -m` would end by the signal, not by the exit code."""
+    program = """
+        import signal, sys
+        from depth_memory import cli, data
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        data.read_manifest = lambda _: exec("signal.raise_signal(signal.SIGINT)")
+        sys.exit(cli.main(["data", "info", "corpus"]))
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    argv = [sys.executable, "-m", "program"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def shell(redirections, *argv, **environment):
+    """A command as a process, with redirections as in a shell."""
+    line = f'exec "$@" {redirections}'
+    command = [sys.executable, "-m", "depth_memory", *map(str, argv)]
+    env = {**os.environ, **environment}
+    return subprocess.run(["sh", "-c", line, "sh", *command], capture_output=True, env=env)
+
+
+def test_output_that_is_closed_or_full(corpus):
+    info = ["data", "info", corpus]
+    assert [shell(r, *info).returncode for r in ("<&-", ">&-", "<&- >&- 2>&-")] == [0, 0, 0]
+    for argv in (info, ["--help"]):
+        full = shell("> /dev/full", *argv)
+        assert full.returncode == 1
+        assert full.stderr == b"error: standard output: No space left on device\n"
+
+
+def test_a_terminal_that_lacks_characters(corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "\u65e5")
+    done = shell("", "data", "info", tmp_path / "\u65e5", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(f"{tmp_path}/?: vocabulary 300, ".encode())
 
 
 def test_a_reader_that_goes_away(corpus):

@@ -144,7 +144,10 @@ def test_a_source_of_ours_that_was_altered(saved, tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     line = refused(tmp_path / "ours", tmp_path / "out")
-    assert line == f"{tmp_path / 'ours'}: model.safetensors was altered (SHA-256 differs)"
+    assert line == (
+        f"{tmp_path / 'ours'}: model.safetensors was altered (SHA-256 differs); "
+        "bring it back, or remove weights.json if that was meant"
+    )
 
 
 def test_a_source_of_a_newer_version(saved, tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from depth_memory.data import (
     embedded_corpus,
     ensure_default,
     open_split,
+    pipeline,
     prepare,
     verify,
 )
@@ -75,3 +77,25 @@ def test_altered_or_foreign_data_is_refused(tmp_path, default, jsonl, words, ref
     shard.write_bytes(content)
     with refused(shard, "altered"):
         ensure_default(tmp_path / "mine")
+
+
+def test_two_first_calls_at_once_make_it_once(tmp_path, default, monkeypatch):
+    real = pipeline._fill
+
+    def fill(folder, *rest):
+        monkeypatch.setattr(pipeline, "_fill", real)
+        shutil.copytree(default, tmp_path / "mine")  # another process is quicker
+        return real(folder, *rest)
+
+    monkeypatch.setattr(pipeline, "_fill", fill)
+    assert ensure_default(tmp_path / "mine") == tmp_path / "mine"
+    assert verify(tmp_path / "mine") == verify(default)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_place_that_is_taken_or_refused_is_named(tmp_path, refused):
+    (tmp_path / "file").write_text("")
+    with refused(f"embedded corpus: cannot write {tmp_path / 'file/mine'}: "):
+        ensure_default(tmp_path / "file" / "mine")
+    with refused(f"embedded corpus: {tmp_path / 'file'} exists and is left as it is: "):
+        ensure_default(tmp_path / "file")

@@ -52,3 +52,13 @@ def test_a_shard_is_a_plain_numpy_file(tmp_path):
     assert (split.documents, split.tokens, split.bytes) == (2, 9, 5)
     assert [shard.file for shard in split.shards] == [f"train/0000{i}.npy" for i in range(3)]
     assert np.load(tmp_path / "train/00001.npy").tolist() == [4, 5, 0, 1]
+
+
+def test_a_shard_takes_no_more_memory_than_its_tokens(tmp_path):
+    writer = SplitWriter(tmp_path, "train", np.dtype("<u2"), 10**18)
+    for _ in range(3):
+        writer.add(np.arange(5), text_bytes=1)
+    split = writer.close()
+    assert [shard.tokens for shard in split.shards] == [15]
+    found = open_shard(tmp_path, split.shards[0], np.dtype("<u2"))
+    assert found.tolist() == [*range(5)] * 3

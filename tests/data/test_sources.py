@@ -1,6 +1,8 @@
+import errno
 import gzip
 import json
 import lzma
+import os
 import sys
 
 import pyarrow as pa
@@ -196,3 +198,51 @@ def test_a_row_that_is_no_object_is_named(tmp_path, refused, line):
     path.write_text(f"{json.dumps(ROWS[0])}\n{line}\n")
     with refused(f"{path}:2"):
         list(read_rows(path))
+
+
+def test_a_byte_order_mark_is_one_at_the_start_only(tmp_path):
+    (tmp_path / "a.txt").write_text("\ufeff\ufeffone\n\ufefftwo")
+    assert read(tmp_path / "a.txt") == ["\ufeffone\n\ufefftwo"]
+
+
+@pytest.mark.parametrize("inner", ["", "b/c"])
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, refused, inner):
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a.txt").write_text("one")
+    real, denied = os.scandir, str(tmp_path / inner)
+
+    def scandir(path):
+        if str(path) == denied:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with refused(f"sources: cannot list {denied}: Permission denied"):
+        find_files([tmp_path])
+
+
+def test_what_is_hidden_is_not_looked_into(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+    real = os.scandir
+
+    def scandir(path):
+        assert ".git" not in str(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert read(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("name", ["", "pipe.txt"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, refused, name):
+    os.mkfifo(tmp_path / "pipe.txt")
+    source = tmp_path if not name else tmp_path / name
+    with refused(f"sources: got {tmp_path / 'pipe.txt'}, which is no regular file; allowed: "):
+        find_files([source])
+
+
+def test_a_folder_that_cannot_be_reached_is_named(tmp_path, refused):
+    (tmp_path / "a.txt").write_text("one")
+    with refused(f"sources: cannot read {tmp_path / 'a.txt/b'}: Not a directory"):
+        find_files([tmp_path / "a.txt/b"])

@@ -106,3 +106,36 @@ def test_training_refuses_what_it_cannot_use(refused):
         train_tokenizer(TEXTS, 256)
     with refused("texts"):
         train_tokenizer(["", " "], 300)
+
+
+AWKWARD = "naïve — £3, 漢字 🙂\t\x01\n\nthe end <|endoftext|>"
+
+
+def test_every_id_of_a_byte_level_tokenizer_has_its_bytes(tokenizer):
+    sizes = tokenizer.byte_lengths
+    assert (sizes.shape, sizes.dtype) == ((tokenizer.vocab_size,), np.int64)
+    ids = tokenizer.encode(AWKWARD)
+    assert sizes[ids].sum() == len(AWKWARD.encode())
+    assert sizes[tokenizer.end_id] == 0
+    for i in range(tokenizer.vocab_size):
+        text = tokenizer.decode([i])
+        if "\ufffd" not in text and i != tokenizer.end_id:
+            assert sizes[i] == len(text.encode()), text
+
+
+def test_added_tokens_count_where_they_stand_for_text(tokenizer):
+    content = json.loads(tokenizer.json)
+    common = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    first = tokenizer.vocab_size
+    content["added_tokens"] += [
+        {"id": first, "content": "<tool>é", "special": False, **common},
+        {"id": first + 1, "content": "<|pad|>", "special": True, **common},
+    ]
+    content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"]]}
+    sizes = tokenizer_from_json(json.dumps(content), name="added").byte_lengths
+    assert sizes[first:].tolist() == [8, 0]
+    assert sizes[:first].tolist() == tokenizer.byte_lengths.tolist()
+
+
+def test_which_bytes_an_id_stands_for_is_not_guessed(words):
+    assert words(5).byte_lengths is None

@@ -238,3 +238,26 @@ def test_a_separator_policy_from_elsewhere_is_refused(folder, refused):
     resign(folder, recipe={**recipe, "separator": "bos"})
     with refused("separator", "bos", "eos, none"):
         open_split(folder, "train")
+
+
+def test_bytes_of_the_first_targets_are_those_of_their_text(tmp_path, jsonl, tokenizer):
+    texts = ["the naïve — £3", "漢字 🙂", "the end"]
+    prepare([jsonl(*texts)], tmp_path / "d", tokenizer=tokenizer, validation=0)
+    data = open_split(tmp_path / "d", "train")
+    first = len(tokenizer.decode(data.read(0, 1)).encode())
+    assert data.target_bytes(data.tokens - 1) == data.bytes - first
+    sizes = [data.target_bytes(n) for n in range(1, data.tokens)]
+    assert sizes == sorted(sizes)
+    for n, size in enumerate(sizes, start=1):
+        text = tokenizer.decode(data.read(1, n + 1)).replace(tokenizer.end, "")
+        if "\ufffd" not in text:
+            assert size == len(text.encode())
+    ends = [i for i in range(1, data.tokens) if data.read(i, i + 1)[0] == data.manifest.end_id]
+    assert [data.target_bytes(i) - data.target_bytes(i - 1) for i in ends] == [0, 0, 0]
+
+
+def test_targets_without_text_have_no_bits_per_byte(tmp_path, jsonl, tokenizer, refused):
+    prepare([jsonl("a", "b")], tmp_path / "d", tokenizer=tokenizer, validation=0)
+    data = open_split(tmp_path / "d", "train")
+    with refused("windows", "1 tokens without text"):
+        data.bits_per_byte(1.0, targets=1)

@@ -1,12 +1,16 @@
+import errno
 import json
+import sys
 
+import matplotlib.text
 import pytest
 import torch
 
 from depth_memory import inspect, models, streams
 from depth_memory.errors import UserError
+from depth_memory.inspect import figure, retrieval
 from depth_memory.inspect import probe as probing
-from depth_memory.inspect import retrieval
+from depth_memory.inspect.figure import draw_map, draw_statistics, put
 
 OPTIONS = {
     **{name: {"name": name} for name in streams.STREAMS},
@@ -118,6 +122,54 @@ def test_report_writes_whole_files(tmp_path):
     assert (tmp_path / "out" / "retrieval.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("title", ["$run_1", "_a", r"$\frac{1$", "\u65e5\u672c", "a\udcff", "a\nb"])
+def test_any_name_can_be_a_title(tmp_path, title):
+    found = inspect.retrieval_map(small({"name": "preln"}), IDS)
+    draw_map(found, tmp_path / "map.png", title)
+    draw_statistics([{"input_rms": 1.0}], tmp_path / "statistics.png", title)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_title_is_shown_as_it_is():
+    text = matplotlib.text.Text()
+    put(text, "a $x$")
+    assert (text.get_text(), text.get_parse_math()) == ("a $x$", False)
+    put(text, "a\udcff")
+    assert text.get_text() == "a?"
+
+
 def test_a_model_without_a_stream_is_a_user_error():
     with pytest.raises(UserError, match=r"^model: got 'Linear'; allowed: .*stream"):
         inspect.retrieval_map(torch.nn.Linear(2, 2), IDS)
+
+
+def test_a_report_without_matplotlib_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"^matplotlib: got no installation"):
+        inspect.report(small({"name": "ldm"}), IDS, tmp_path / "out", "a title")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_of_what_is_not_finite_writes_nothing(tmp_path):
+    model = small({"name": "ldm"})
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match=r"^weights\[\d+\].*: got nan; allowed: a finite number$"):
+        inspect.report(model, IDS, tmp_path / "out", "a title")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
+    model = small({"name": "ldm"})
+    files = inspect.report(model, IDS, tmp_path, "first")
+    before = [path.read_bytes() for path in files]
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(figure, "draw_statistics", fail)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        inspect.report(model, IDS, tmp_path, "second")
+    assert error.value.filename == str(tmp_path / "statistics.png")
+    assert [path.read_bytes() for path in files] == before
+    assert sorted(tmp_path.iterdir()) == sorted(files)

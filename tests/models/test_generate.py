@@ -51,7 +51,8 @@ def test_sampling_beams_and_continuation(make, ids):
     assert torch.equal(model.generate(ids, **beams), model.generate(ids, **beams, use_cache=False))
 
 
-LENGTHS = (3, 5, 9, 17, 26, 40, 61)
+LENGTHS = (3, 9, 26, 61, 130, 257, 400)
+LONG = {"pad_token_id": 2, "max_position_embeddings": 512}
 
 
 def log_likelihoods(model, texts, batch: int, side: str) -> torch.Tensor:
@@ -73,7 +74,7 @@ def log_likelihoods(model, texts, batch: int, side: str) -> torch.Tensor:
 
 @torch.no_grad()
 def test_scores_do_not_depend_on_batch_or_padding(make, stream):
-    model = make("llama", stream, pad_token_id=2, initializer_range=0.05)
+    model = make("llama", stream, **LONG, initializer_range=0.05)
     generator = torch.Generator().manual_seed(2)
     texts = [torch.randint(3, 97, (n,), generator=generator) for n in LENGTHS]
     alone = log_likelihoods(model, texts, 1, "right")
@@ -85,7 +86,7 @@ def test_scores_do_not_depend_on_batch_or_padding(make, stream):
 
 @torch.no_grad()
 def test_greedy_tokens_do_not_depend_on_padding(make, stream):
-    model = make("llama", stream, pad_token_id=2)
+    model = make("llama", stream, **LONG)
     generator = torch.Generator().manual_seed(2)
     texts = [torch.randint(3, 97, (n,), generator=generator) for n in LENGTHS]
     width = max(LENGTHS)

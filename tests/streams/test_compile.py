@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
+from depth_memory.streams import STREAMS
 from depth_memory.streams.base import CONTEXTS, MAX_VARIANTS, Port
 from tests.streams.cases import CASES, D, Network, ldm, mapped, norm, randomised, tensors
 
@@ -81,8 +82,11 @@ def run_compiled(config: dict, layers: int) -> tuple[Network, int]:
     return network, variants(network)
 
 
+# every stream whose states are few, with numbers that keep them so, but `ldm_delta`, whose states
+# are those of `ldm` without the covariance; the others grow with depth
 BOUNDED = {
     "preln": CASES["preln"],
+    "preln_adapter": CASES["preln_adapter"],
     "hc": CASES["hc"],
     "mhc": {"name": "mhc", "iterations": 2},
     "block_attnres": CASES["block_attnres-2"],
@@ -129,6 +133,19 @@ def test_a_port_says_how_many_variants_it_may_have() -> None:
     for config in CASES.values():
         assert all(port.variants >= 1 for port in Network(config).ports)
     assert Port.variants == 1
+
+
+def test_every_stream_is_bounded_or_grows() -> None:
+    tested = {config["name"] for config in [*BOUNDED.values(), *GROWING.values()]}
+    assert tested | {"ldm_delta"} == set(STREAMS)
+
+
+@pytest.mark.parametrize("before", [1, 1000])
+def test_compiling_never_lowers_the_limit_of_the_process(before: int) -> None:
+    port = Network({"name": "hc"}, sites=2).ports[0]
+    with torch._dynamo.config.patch(recompile_limit=before):
+        port.compile(backend="eager")
+        assert torch._dynamo.config.recompile_limit == max(before, CONTEXTS * port.variants)
 
 
 def test_a_copy_of_a_compiled_port_has_its_own_parameters() -> None:

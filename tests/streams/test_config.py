@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import time
+import typing
 from typing import Any
 
 import pytest
+import torch
 
 from depth_memory import streams
-from depth_memory.errors import UserError
+from depth_memory.errors import UserError, ranges_of
 from depth_memory.streams import LDMConfig
 from depth_memory.streams.ldm_config import auto_window
 from tests.streams.cases import CASES, LDM, SITES, D, ldm
@@ -42,16 +46,16 @@ BAD: list[tuple[Any, str, str]] = [
     (ldm(window=0), "stream.window", "auto, or at least 1"),
     (ldm(window=-3), "stream.window", "auto, or at least 1"),
     (ldm(window="x"), "stream.window", "auto, or at least 1"),
-    (ldm(min_retention=0), "stream.min_retention", "between 0 and 1"),
-    (ldm(min_retention=1), "stream.min_retention", "between 0 and 1"),
-    (ldm(min_retention=NAN), "stream.min_retention", "between 0 and 1"),
-    (ldm(retention_init=1.0), "stream.retention_init", "between min_retention (0.001) and 1"),
+    (ldm(min_retention=0), "stream.min_retention", "at least 1e-12, below 1"),
+    (ldm(min_retention=1), "stream.min_retention", "at least 1e-12, below 1"),
+    (ldm(min_retention=NAN), "stream.min_retention", "at least 1e-12, below 1"),
+    (ldm(retention_init=1.0), "stream.retention_init", "at least 1e-12, below 1"),
     (ldm(retention_init=1e-3), "stream.retention_init", "between min_retention (0.001) and 1"),
-    (ldm(retention_init=NAN), "stream.retention_init", "between min_retention"),
-    (ldm(alpha=0), "stream.alpha", "above 0"),
-    (ldm(alpha=-1.0), "stream.alpha", "above 0"),
-    (ldm(alpha=float("inf")), "stream.alpha", "at most 1e6 * min_retention = 1000"),
-    (ldm(alpha=NAN), "stream.alpha", "above 0"),
+    (ldm(retention_init=NAN), "stream.retention_init", "at least 1e-12, below 1"),
+    (ldm(alpha=0), "stream.alpha", "at least 1e-12, at most 1e+06"),
+    (ldm(alpha=-1.0), "stream.alpha", "at least 1e-12"),
+    (ldm(alpha=float("inf")), "stream.alpha", "at most 1e+06"),
+    (ldm(alpha=NAN), "stream.alpha", "at least 1e-12"),
     (ldm(alpha=1001.0), "stream.alpha", "at most 1e6 * min_retention = 1000"),
     (ldm(query_norm="unit", query_init="zero"), "stream.query_init", "auto or normal"),
     (ldm("ldm_delta", key_norm="none"), "stream.key_norm", "unit"),
@@ -79,8 +83,14 @@ BAD: list[tuple[Any, str, str]] = [
     ({"name": "denseformer", "period": 0}, "stream.period", "at least 1"),
     ({"name": "block_attnres", "blocks": 0}, "stream.blocks", "at least 1"),
     ({"name": "block_attnres", "boundary": "mlp"}, "stream.boundary", "attention, sublayer"),
-    ({"name": "attnres", "eps": 0.0}, "stream.eps", "above 0"),
-    ({"name": "block_attnres", "eps": -1e-6}, "stream.eps", "above 0"),
+    ({"name": "attnres", "eps": 0.0}, "stream.eps", "at least 1e-30, at most 1"),
+    (ldm(gain_init=1e300), "stream.gain_init", "at least -1e+06, at most 1e+06"),
+    (ldm(gain_init=NAN), "stream.gain_init", "at least -1e+06, at most 1e+06"),
+    (ldm(window=10**12), "stream.window", "auto, or at least 1, at most 16384"),
+    (ldm(key_dim=10**9), "stream.key_dim", "at least 1, at most 1024"),
+    ({"name": "mhc", "lanes": 10**23}, "stream.lanes", "at least 1, at most 256"),
+    ({"name": "hc", "scale_init": -NAN}, "stream.scale_init", "at least -1e+06"),
+    ({"name": "block_attnres", "eps": -1e-6}, "stream.eps", "at least 1e-30, at most 1"),
 ]  # fmt: skip
 
 
@@ -95,12 +105,24 @@ def test_a_bad_value_is_named(config: Any, field: str, allowed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "sites", "field"), [(0, 6, "dim"), (-4, 6, "dim"), (12, 0, "sites")]
+    ("dim", "sites", "field"),
+    [(0, 6, "dim"), (-4, 6, "dim"), (10**23, 6, "dim"), (12, 0, "sites"), (12, 10**6, "sites")],
 )
 @pytest.mark.parametrize("name", streams.STREAMS)
 def test_a_network_has_a_width_and_a_sublayer(name: str, dim: int, sites: int, field: str) -> None:
-    with pytest.raises(UserError, match=f"^{field}: got .*; allowed: an integer of at least 1$"):
+    with pytest.raises(
+        UserError, match=f"^{field}: got .*; allowed: a whole number, at least 1, at most "
+    ):
         streams.build({"name": name}, dim, sites)
+
+
+@pytest.mark.parametrize("site", [-1, SITES, 1.0, None])
+@pytest.mark.parametrize("name", streams.STREAMS)
+def test_a_port_is_of_a_sublayer_that_is_there(name: str, site: Any) -> None:
+    stream = streams.build({"name": name, **(LDM if name.startswith("ldm") else {})}, D, SITES)
+    stream.port(SITES - 1)
+    with pytest.raises(UserError, match=f"^site: got {site}; allowed: a whole number, at least 0"):
+        stream.port(site)
 
 
 @pytest.mark.parametrize("rule", ["ldm", "ldm_delta", "ldm_outer"])
@@ -115,6 +137,35 @@ def test_an_integer_stands_for_a_float() -> None:
     assert isinstance(config, LDMConfig)
     assert (type(config.alpha), config.alpha) == (float, 2.0)
     assert (type(config.gain_init), config.gain_init) == (float, 3.0)
+
+
+def numbers(config: type) -> set[str]:
+    """The fields of a configuration that hold numbers."""
+    hints = typing.get_type_hints(config)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(config)}
+    return {name for name, kind in kinds.items() if {int, float} & {kind, *typing.get_args(kind)}}
+
+
+@pytest.mark.parametrize("name", streams.STREAMS)
+def test_every_number_has_a_range_that_refuses_infinity(name: str) -> None:
+    config = streams.STREAMS[name][0]
+    assert set(ranges_of(config)) == numbers(config)
+    for field, allowed in ranges_of(config).items():
+        for value in (NAN, float("inf"), -float("inf"), 10**400, -(10**400)):
+            assert not allowed.allows(value)
+            with pytest.raises(UserError, match=f"^stream.{field}: got .*; allowed: "):
+                config(**{field: value})
+
+
+@pytest.mark.parametrize("name", streams.STREAMS)
+def test_the_largest_numbers_can_be_checked_at_once(name: str) -> None:
+    config = streams.STREAMS[name][0]
+    largest = {k: r.most for k, r in ranges_of(config).items() if isinstance(r.most, int)}
+    largest |= {"window": "auto"} if "window" in largest else {}
+    began = time.perf_counter()
+    with torch.device("meta"):
+        streams.build({"name": name, **largest}, streams.MAX_WIDTH, streams.MAX_SITES).port(0)
+    assert time.perf_counter() - began < 5
 
 
 def test_a_mapping_is_left_as_it_was() -> None:

@@ -99,6 +99,14 @@ WRONG = {
         {"preset": "debug", "axes": {"shape": {"wide": 3}}},
         "axes.shape.wide: got 3; allowed: an object with named fields",
     ),
+    "no path": (
+        {"preset": "debug", "set": {"data.directory": ""}},
+        "run debug: data.directory: got ''; allowed: a path",
+    ),
+    "more than a float holds": (
+        {"preset": "debug", "set": {"optim.lr": 10**400}},
+        "run debug: optim.lr: got 1000",
+    ),
     "axes as a list": ({"preset": "debug", "axes": []}, "axes: got []; allowed: an object"),
     "the same run twice": (
         {"preset": "debug", "axes": {"seed": [1, 1]}},

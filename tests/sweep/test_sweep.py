@@ -88,7 +88,9 @@ def test_finished_runs_are_not_repeated(done: sweep.Sweep) -> None:
 def test_a_run_that_fails_stops_no_other(
     command: Callable, write: Callable, description: dict, tmp_path: Path
 ) -> None:
-    axes = {"lr": {"bad": {"optim.lr": 1e30}, "good": {"optim.lr": 0.001}}}
+    axes = {
+        "lr": {"bad": {"optim.lr": 10.0, "optim.weight_decay": 1e3}, "good": {"optim.lr": 0.001}}
+    }
     path, out = write({**description, "axes": axes}), tmp_path / "out"
     code, table, said = command("sweep", path, "--out", out, "--device", "cpu")
     assert code == 1
@@ -306,7 +308,7 @@ def test_mistakes_of_the_command_are_one_line(
         (path, "--set", "seed"): "--set: got 'seed'; allowed: FIELD=VALUE",
         (path, "--set", "optim.lr=1"): "--set: got 'optim.lr'; allowed: a field that axis",
         (path, "--only", "fly"): "--only: got 'fly'; allowed: a pattern of names such as preln-",
-        (path, "--jobs", "0"): "--jobs: got '0'; allowed: a whole number of at least 1",
+        (path, "--jobs", "0"): "--jobs: got '0'; allowed: a whole number, at least 1, at most ",
         (path, "--device", "tpu"): "--device: got 'tpu'; allowed: auto, cpu, cuda",
     }.items():
         code, out, err = command("sweep", *argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -86,8 +87,33 @@ def test_all_damaged_is_one_line_that_says_why(tmp_path: Path) -> None:
         checkpoint.newest(tmp_path)
     assert str(error.value) == (
         f"{tmp_path}: no usable checkpoint; "
-        "step-00000010: state.json is missing; step-00000005: state.json is missing"
+        "step-00000010: state.json is missing; step-00000005: state.json is missing; "
+        "bring one back, or begin again in a new directory"
     )
+
+
+def test_what_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkpoint.listed(tmp_path / "nowhere") == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file: cannot be listed: Not a directory$"):
+        checkpoint.listed(tmp_path / "file")
+
+    def refuse(path: Path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(UserError, match=r": cannot be listed: Permission denied$"):
+        checkpoint.newest(tmp_path)
+
+
+def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path: Path) -> None:
+    for name in ("step-99999999", "step-100000000", "step-00000007", "step-7", "damaged-step-1"):
+        (tmp_path / name).mkdir()
+    names = [path.name for path in checkpoint.listed(tmp_path)]
+    assert names == ["step-100000000", "step-99999999", "step-00000007"]
 
 
 def test_a_checkpoint_of_a_newer_format_is_not_taken_for_damage(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from depth_memory.data import open_split
+from depth_memory.data import TokenData, open_split
 from depth_memory.errors import UserError
-from depth_memory.train import Evaluation, evaluate
+from depth_memory.train import Evaluation, NonFiniteError, evaluate
 from depth_memory.train.build import build_model
 from depth_memory.train.parallel import connect
 from tests.train.processes import call_ranks
@@ -27,8 +27,39 @@ def test_every_token_but_the_first_is_predicted_once(corpus: Path) -> None:
     evaluation = evaluate(seeded_model(), split, length=32, rows=5)
     assert evaluation.tokens == split.tokens - 1
     assert evaluation.loss == pytest.approx(math.log(257), abs=0.2)
-    expected = evaluation.loss * split.tokens / split.bytes / math.log(2)
+    scored = split.bytes - text_bytes(split, [int(split.read(0, 1)[0])])
+    expected = evaluation.loss * evaluation.tokens / scored / math.log(2)
     assert evaluation.bits_per_byte == pytest.approx(expected, rel=1e-12)
+
+
+def text_bytes(split: TokenData, ids) -> int:
+    """UTF-8 bytes of the text of token ids, without separators."""
+    return len(split.tokenizer.decode(ids).replace(split.tokenizer.end, "").encode())
+
+
+@pytest.mark.parametrize(("length", "windows"), [(7, 1), (32, 3), (50, 20)])
+def test_bits_per_byte_are_those_of_the_tokens_that_were_scored(
+    corpus: Path, length: int, windows: int
+) -> None:
+    split = open_split(corpus, "validation")
+    found = evaluate(seeded_model(), split, length=length, windows=windows)
+    size = text_bytes(split, split.read(1, found.tokens + 1))
+    expected = found.loss * found.tokens / size / math.log(2)
+    assert found.bits_per_byte == pytest.approx(expected, rel=1e-12)
+
+
+def test_more_windows_than_there_are_is_all(corpus: Path) -> None:
+    split = open_split(corpus, "validation")
+    found = evaluate(seeded_model(), split, length=64, rows=2**70, windows=2**70)
+    assert found.tokens == split.tokens - 1
+
+
+def test_a_loss_that_is_not_finite_is_an_error(corpus: Path) -> None:
+    model = seeded_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match=r"^loss on .*data \(validation\) is nan$"):
+        evaluate(model, open_split(corpus, "validation"), length=32, windows=1)
 
 
 def test_the_token_perplexity_is_exp_of_the_loss_even_beyond_floats() -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from depth_memory.data import load_tokenizer, open_split
 from depth_memory.errors import UserError
-from depth_memory.train import DataSpec, Run, evaluate, load_run, read_metrics, train
+from depth_memory.train import DataSpec, Run, evaluate, files, load_run, read_metrics, train
 from depth_memory.train import metrics as metrics_module
 from tests.train.tiny import tiny_run
 
@@ -135,3 +135,12 @@ def test_a_disk_that_fills_under_the_metrics_is_one_line(
     monkeypatch.setattr(metrics_module.MetricsFile, "write", refuse)
     with pytest.raises(UserError, match=r"^out: cannot use metrics.jsonl: No space left on device"):
         train(tiny_run(corpus, tmp_path / "run"), show=False)
+
+
+def test_a_refusal_elsewhere_is_not_put_down_to_out(tmp_path: Path) -> None:
+    for name, line in (("run/a", "out: cannot use "), ("cache/a", "cannot use ")):
+        file = str(tmp_path / name)
+        error = PermissionError(errno.EACCES, "Permission denied", file)
+        with pytest.raises(UserError) as caught, files.refusals_explained(tmp_path / "run"):
+            raise error
+        assert str(caught.value) == f"{line}{file}: Permission denied"

@@ -333,8 +333,9 @@ def test_an_origin_that_changed_before_the_first_checkpoint(
 ) -> None:
     run = going_on(corpus, source, tmp_path / "run")
     finish(run)
-    for path in (run.out / "checkpoints").iterdir():
+    for path in (run.out / "model", *(run.out / "checkpoints").iterdir()):
         shutil.rmtree(path)
+    (run.out / "metrics.jsonl").unlink()
     (source / "weights.json").unlink()
     flip(sorted(source.glob("*.safetensors"))[1])
     with pytest.raises(UserError, match=r"^origin: .*source has other weights than .* began with"):

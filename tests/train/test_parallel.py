@@ -119,3 +119,27 @@ def test_alone_nothing_is_set_up() -> None:
         assert not torch.distributed.is_initialized()
         assert world.gather(7) == [7]
         assert world.do(lambda: "said") == "said"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE: got 'abc'; allowed: a whole number of at least 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE: got '0'; allowed: a whole number of at least 1"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE: got 2, but no RANK; allowed: what torchrun sets"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+         "RANK: got 2; allowed: 0 to WORLD_SIZE - 1 = 1"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "x"},
+         "MASTER_PORT: got 'x'; allowed: a whole number of at least 0"),
+    ],
+)  # fmt: skip
+def test_an_environment_that_torchrun_does_not_set_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as error, connect("cpu"):
+        pass
+    assert str(error.value).startswith(message)

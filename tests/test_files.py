@@ -1,0 +1,57 @@
+"""A file is whole or as it was; what cannot be written is named; JSON has finite numbers only."""
+
+import errno
+import json
+import math
+
+import pytest
+
+from depth_memory.errors import UserError
+from depth_memory.files import dumps, replaced_file, write_durably
+
+
+def write_half(path):
+    path.write_text("half of the n")
+    raise TypeError
+
+
+def test_a_file_that_fails_leaves_the_old_one_and_no_part(tmp_path):
+    (tmp_path / "a.json").write_text("old")
+    with pytest.raises(TypeError), replaced_file(tmp_path / "a.json") as partial:
+        write_half(partial)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+def full():
+    raise OSError(errno.ENOSPC, "No space left on device")
+    yield b""
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space") as error:
+        write_durably(tmp_path / "a.npy", full())
+    assert error.value.filename == str(tmp_path / "a.npy")
+    with pytest.raises(OSError, match="No space") as error, replaced_file(tmp_path / "b.json"):
+        next(full())
+    assert error.value.filename == str(tmp_path / "b.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (math.nan, "result"),
+        ({"a": [1.0, {"b": -math.inf}]}, "a[1].b"),
+        ([{"loss": math.nan}], "[0].loss"),
+    ],
+)
+def test_json_has_no_number_that_is_not_finite(value, name):
+    with pytest.raises(UserError) as error:
+        dumps(value)
+    assert str(error.value).startswith(f"{name}: got ")
+    assert str(error.value).endswith("; allowed: a finite number")
+
+
+def test_json_of_finite_numbers_comes_back():
+    value = {"a": [1.5, None, True, "é", {"b": []}]}
+    assert json.loads(dumps(value)) == value
