@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from depth_memory.cli import arguments, bars, console
+from depth_memory.errors import Range
 
 EXAMPLES = """\
 depth-memory bench model --backbone tiny --method preln ldm block_attnres
@@ -143,7 +144,12 @@ def _add_model(parts: Any) -> None:
     add("--sequence", default=[], help="tokens (default: 4096; tiny: 32)", **numbers)
     add("--batch", default=[], help="sequences (default: 4; tiny: 2)", **numbers)
     add("--context", default=[1024], help="tokens cached before a decoding step", **numbers)
-    add("--layers", metavar="N", type=arguments.count, help="fewer layers at true width")
+    add(
+        "--layers",
+        metavar="N",
+        type=arguments.Number(int, Range(1, 1024)),
+        help="fewer layers at true width",
+    )
     add("--checkpointing", action="store_true", help="keep only the inputs of sublayers")
     add(
         "--compile",
@@ -153,7 +159,7 @@ def _add_model(parts: Any) -> None:
     add(
         "--seconds",
         metavar="S",
-        type=arguments.nonnegative,
+        type=arguments.Number(float, Range(0.0, 3600.0)),
         default=0.5,
         help="of a timing, at least (default: 0.5)",
     )
@@ -185,7 +191,7 @@ def _add_ops(parts: Any) -> None:
 def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
     add = parser.add_argument
     add("--rounds", metavar="N", type=arguments.count, default=7, help="timings (default: 7)")
-    add("--seed", metavar="N", type=arguments.natural, default=0, help="of what is random")
+    add("--seed", metavar="N", type=arguments.seed, default=0, help="of what is random")
     arguments.add_device(parser)
     add(
         "--out",

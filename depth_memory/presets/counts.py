@@ -49,7 +49,7 @@ class StreamCounts:
     training_flops: int
     """Per token, forward and backward: three times those of the forward pass."""
     state_bytes: int
-    """Per token, the most that passes from one sublayer to the next, at the narrower of its ends."""
+    """Per token, the most that passes from one sublayer to the next, or to the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
