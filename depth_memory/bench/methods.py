@@ -128,7 +128,7 @@ def implementation(model: Any, x: Tensor) -> str:
     if config.name == BASE:
         return "torch"
     if config.name.startswith("ldm"):
-        return "triton" if ldm_fused.applies(config, x) else "reference"
+        return "triton" if ldm_fused.applies(stream, x) else "reference"
     op = "attnres" if config.name.endswith("attnres") else "mix"
     return _impl.resolve(op, getattr(config, "impl", "auto"), x.device)
 
