@@ -170,7 +170,10 @@ WRONG = {
     "mode": (["--mode", "sleep"], "--mode: got 'sleep'; allowed: decode, prefill, train"),
     "scope": (["--scope", "head"], "--scope: got 'head'; allowed: model, trunk"),
     "layers": (["--layers", "3"], "--layers: got 3; allowed: 1 to 2, the layers of tiny"),
-    "rounds": (["--rounds", "0"], "--rounds: got '0'; allowed: a whole number, at least 1, at most 1000000"),
+    "rounds": (
+        ["--rounds", "0"],
+        "--rounds: got '0'; allowed: a whole number, at least 1, at most 1000000",
+    ),
     "figure": (["--figure", "a.exe"], "--figure: got 'a.exe'; allowed: a name that ends in"),
     "out": (["--out", "."], "--out: got '.'; allowed: a file of results, or none (Is a directory)"),
 }
