@@ -5,79 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from depth_memory.ops._precision import compute_dtype
-from depth_memory.ops.exchange import covariance, fold, norm, project, read, sweep
-from tests.testing import assert_within_budget, unit
-
-DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-N, G, DV, K, R = 12, 2, 21, 3, 5
-D, WINDOW, WRITES = G * DV, 4, 3  # a window that is not full
-NORM_EPS = 1e-6
-
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-def assert_close(actual: Tensor, exact: Tensor, peer: Tensor, name: str) -> None:
-    """By budget; in float64, in which the peer is the exact result, to 1e-12."""
-    if actual.dtype != torch.float64:
-        return assert_within_budget(actual, exact, peer, name)
-    atol = 1e-12 * exact.abs().max().item()
-    return torch.testing.assert_close(actual, exact, rtol=1e-12, atol=atol, msg=name)
-
-
-class Inputs:
-    """Random tensors, the same for a kernel, for the formula, and for the formula in float64.
-
-    Vectors of the model's width have the dtype under test; coefficients are float32 or float64.
-    """
-
-    def __init__(self, dtype: torch.dtype, shapes: dict[str, tuple[int, ...]], vectors: str):
-        self.dtype, self.wide = dtype, compute_dtype((torch.empty(0, dtype=dtype),))
-        self.values = {
-            name: torch.randn(shape, dtype=torch.float64).to(
-                dtype if name in vectors.split() else self.wide
-            )
-            for name, shape in shapes.items()
-        }
-
-    def run(self, formula: Callable, *, exact: bool, wanted: str) -> list[Tensor]:
-        """The outputs, and the gradients of what is `wanted`, as plain torch computes them."""
-        leaves = {n: x.double() if exact else x for n, x in self.values.items()}
-        leaves = {n: x.detach().clone().requires_grad_() for n, x in leaves.items()}
-        outputs = formula(**leaves)
-        loss = sum(
-            (y * d.to(y.dtype)).sum()
-            for y, d in zip(outputs, self.cotangents(outputs), strict=True)
-        )
-        grads = torch.autograd.grad(loss, [leaves[name] for name in wanted.split()])
-        return [*(y.detach() for y in outputs), *grads]
-
-    def cotangents(self, outputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """What weighs every entry of the outputs differently, in a dtype that all can hold."""
-        angles = (torch.arange(y.numel()).view(y.shape) * 1.7 for y in outputs)
-        return [torch.cos(angle).bfloat16().double() for angle in angles]
-
-    def compare(self, kernel: Callable, formula: Callable, wanted: str, names: str) -> None:
-        exact = self.run(formula, exact=True, wanted=wanted)
-        peer = self.run(formula, exact=False, wanted=wanted)
-        weights = self.cotangents(tuple(peer[: -len(wanted.split())]))
-        weights = [w.to(y.dtype) for w, y in zip(weights, peer, strict=False)]
-        found = kernel(*weights, **self.values)
-        for actual, right, other, name in zip(
-            found, exact, peer, [*names.split(), *wanted.split()], strict=True
-        ):
-            assert_close(actual, right, other, name)
-
-
-def wide(*xs: Tensor) -> list[Tensor]:
-    return [x.to(compute_dtype((x,))) for x in xs]
+from depth_memory.ops.exchange import fold, norm, project, read
+from tests.ops.exchange import (
+    DTYPES,
+    DV,
+    NORM_EPS,
+    WINDOW,
+    WRITES,
+    D,
+    G,
+    Inputs,
+    K,
+    N,
+    R,
+    every_dtype,
+    wide,
+)
+from tests.testing import assert_within_budget
 
 
 def only_gradient(x: Tensor) -> Tensor:
@@ -220,99 +170,6 @@ def test_fold(dtype):
     }  # fmt: skip
     inputs = Inputs(dtype, shapes, "base values grads next_grad")
     inputs.compare(fold_kernel, fold_formula, "rest weights", "out used")
-
-
-def rls_formula(P, key, forgetting, importance):
-    key = key.expand(N, G, K)
-    u = (P @ key[..., None])[..., 0]
-    b = importance / (forgetting + importance * (key * u).sum(-1))
-    out = (P - b[..., None, None] * u[..., :, None] * u[..., None, :]) / forgetting[:, None, None]
-    return out, b[..., None] * u, key[:, : key.shape[1]]
-
-
-def rls_kernel(d_out, d_gain, d_erase, P, key, forgetting, importance):
-    gain, erase = P.new_empty(N, G, K), torch.empty_like(key)
-    out = covariance.rls_forward(P, key, forgetting, importance, gain, erase)
-    assert torch.equal(erase, key)
-    d_P, d_key, d_forgetting, d_importance = covariance.rls_backward(
-        P, key, forgetting, importance, d_gain, d_erase, d_out
-    )
-    d_key = d_key if key.shape[1] == G else d_key.sum(1, keepdim=True)
-    return out, gain, erase.expand(N, G, K), d_P, d_key, d_forgetting, d_importance
-
-
-@pytest.mark.parametrize("keys", [1, G], ids=["shared", "own"])
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_rls(dtype, keys):
-    shapes = {"P": (N, G, K, K), "key": (N, keys, K), "forgetting": (G,), "importance": (N, G)}
-    inputs = Inputs(dtype, shapes, "")
-    P = inputs.values["P"]
-    inputs.values["P"] = P @ P.mT + torch.eye(K, dtype=dtype)
-    for name in ("forgetting", "importance"):
-        inputs.values[name] = inputs.values[name].sigmoid()
-    inputs.compare(rls_kernel, rls_formula, "P key forgetting importance", "P_out gain erase")
-
-
-def sweep_formula(gain, erase=None, keep=None, query=None, scale=None):
-    """Scaled coefficients; of the unit vectors, not scaled, where there is no query."""
-    unit = query is None
-    x = torch.eye(K, dtype=gain.dtype).expand(N, G, K, K) if unit else query[:, :, None]
-    weights = []
-    for i in reversed(range(WRITES)):
-        c = (gain[i][:, :, None] * x).sum(-1)
-        weights.insert(0, c)
-        if erase is not None:
-            x = x - c[..., None] * erase[i][:, :, None]
-        if keep is not None:
-            x = keep[i][:, None, None] * x
-    weights = torch.stack(weights, -1)
-    if unit:
-        return weights, x
-    return scale[..., None] * weights[:, :, 0], scale[..., None] * x[:, :, 0]
-
-
-def sweep_kernel(d_weights, d_rest, gain, erase=None, keep=None, query=None, scale=None):
-    rows = (N, G) if scale is not None else (N, G, K)
-    writes = sweep.Writes(gain, erase, keep)
-    kept = None if scale is None else torch.empty_like(scale)
-    out = sweep.Swept(gain.new_empty(*rows, WINDOW), gain.new_empty(*rows, K), kept)
-    sweep.sweep_forward(query, scale, writes, WRITES, out)
-    # gradients are added to what is there; in float64 something is, and is taken off again
-    there = 1.0 if gain.dtype == torch.float64 else 0.0
-    shapes = (gain.shape, gain.shape, (WINDOW, N, G))
-    grads = sweep.WriteGradients(*(gain.new_full(shape, there) for shape in shapes))
-    padded = torch.nn.functional.pad(d_weights, (0, 1))
-    d_query, d_scale = sweep.sweep_backward(writes, WRITES, out, padded, d_rest, grads)
-    assert all((g[WRITES:] == there).all() for g in grads)
-    factor = 1.0 if kept is None else kept[..., None]
-    found = [factor * out.weights[..., :WRITES], factor * out.rest, grads.gain - there]
-    if erase is not None:
-        d_erase = grads.erase - there
-        found.append(d_erase if erase.shape[2] == G else d_erase.sum(2, keepdim=True))
-    found += [] if keep is None else [(grads.keep - there).sum(1)]
-    return found if query is None else [*found, d_query, d_scale]
-
-
-RULES = {"rls": "erase keep", "outer": "keep", "kept": "erase", "sum": ""}
-
-
-@pytest.mark.parametrize("queries", ["query scale", ""], ids=["read", "fold"])
-@pytest.mark.parametrize("parts", RULES.values(), ids=RULES.keys())
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_sweep(dtype, parts, queries):
-    shapes = {
-        "gain": (WINDOW, N, G, K), "erase": (WINDOW, N, 1, K), "keep": (WINDOW, G),
-        "query": (N, G, K), "scale": (N, G),
-    }  # fmt: skip
-    names = f"gain {parts} {queries}".split()
-    inputs = Inputs(dtype, {name: shapes[name] for name in names}, "")
-    # of the size that writes have: the backward pass divides by `keep`
-    if "keep" in names:
-        inputs.values["keep"] = 0.7 + 0.3 * inputs.values["keep"].sigmoid()
-    if "erase" in names:
-        inputs.values["erase"] = unit(inputs.values["erase"])
-        inputs.values["gain"] = inputs.values["erase"] + 0.1 * inputs.values["gain"]
-    inputs.compare(sweep_kernel, sweep_formula, " ".join(names), "weights rest")
 
 
 @every_dtype
