@@ -3,7 +3,8 @@
 A *stream* carries representations across the depth of a network. A sublayer reads its input from
 the stream and writes its output back; the layer that owns the sublayer never asks which stream it
 has. State is a NamedTuple of tensors, or of tuples of them, threaded from call to call; nothing is
-kept on a module, so that checkpointing, compilation and batching need no care.
+kept on a module, so that checkpointing, compilation and batching need no care. Where kernels run,
+the state also holds the tape that they share, and a state that was used twice is an error.
 
 Laws, held by `tests/streams/test_laws.py` for every stream:
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from depth_memory import streams
+from depth_memory.ops.exchange.tape import Tape
 
 D, SITES = 12, 6
 LDM = {"key_dim": 3, "groups": 2, "read_rank": 4, "write_rank": 4}
@@ -47,7 +48,8 @@ PEERS: dict[str, dict[str, Any]] = {
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "ldm": ldm(),
-    "ldm-keys": ldm(shared_keys=False),
+    "ldm-keys": ldm(shared_keys=False, impl="reference"),
+    "ldm-kernels": ldm(sites="block", window=2, impl="triton"),
     "ldm-alone": ldm(residual=False),
     "ldm-block": ldm(sites="block"),
     "ldm-block-alone": ldm(sites="block", residual=False),
@@ -168,9 +170,11 @@ def randomised(network: Network, scale: float = 0.3) -> Network:
 
 
 def tensors(state: Any) -> list[Tensor]:
-    """Every tensor of a state, in order."""
+    """Every tensor of a state, in order; a tape and a number are none of them."""
     if isinstance(state, Tensor):
         return [state]
+    if isinstance(state, Tape | int):
+        return []
     assert isinstance(state, tuple), f"a state may not hold a {type(state).__name__}"
     return [tensor for part in state for tensor in tensors(part)]
 

@@ -65,8 +65,9 @@ def test_a_compiled_sublayer_equals_the_plain_one(name: str) -> None:
 
 
 def variants(network: Network) -> int:
-    """The largest number of compiled variants of a port's method."""
-    methods = {getattr(type(port), name) for port in network.ports for name in ("read", "write")}
+    """The largest number of compiled variants of any method that compiling a port replaced."""
+    parts = [part for port in network.ports for part in port.modules() if hasattr(part, "compiled")]
+    methods = {getattr(type(part), name) for part in parts for name in part.compiled}
     return max(len(_debug_get_cache_entry_list(method.__code__)) for method in methods)
 
 
@@ -95,6 +96,15 @@ BOUNDED = {
 }
 
 
+def test_the_maps_around_kernels_are_compiled_once_for_all_layers() -> None:
+    counts = []
+    for layers in (1, 3):
+        torch._dynamo.reset()
+        counts.append(run_compiled(ldm(window=1000, impl="triton"), layers)[1])
+    assert 0 < counts[1] <= CONTEXTS
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("config", BOUNDED.values(), ids=BOUNDED.keys())
 def test_the_variants_do_not_grow_with_depth(config: dict) -> None:
     counts = [run_compiled(config, layers)[1] for layers in (12, 24, 70)]
@@ -120,7 +130,7 @@ def test_a_port_whose_state_grows_stays_uncompiled(config: dict, layers: int) ->
     assert min(port.variants for port in ports) > MAX_VARIANTS
     for port in ports:
         port.compile(backend="eager")
-        assert not {"read", "write"} & set(vars(port))
+        assert not set(port.traced) & set(vars(port))
 
 
 @pytest.mark.parametrize("name", ["denseformer", "attnres"])

@@ -34,36 +34,36 @@ def small(rule: str = "ldm", **options: Any) -> dict[str, Any]:
     return ldm(rule, **{**SIZES, **options})
 
 
-# 5 writes of sublayers, 3 of blocks: every window from one write to more than there are
+# 5 writes of sublayers, 3 of blocks: from one write to a window, to more than there are
 WINDOWS = {
     f"{rule}-{sites}-{window}": (small(rule, sites=sites, window=window), 6, (1,))
     for i, (rule, sites) in enumerate(EVERY)
-    for window in (1, 2, 5 if sites == "sublayer" else 3, 9)[i % 2 :: 2]
+    for window in ((1, 9), (2, 3))[i % 2]
 }
 # configuration, width, shape of the tokens
 OPTIONS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
-    "exact window": (small(sites="sublayer", window=5), 6, (2,)),
-    "exact window of blocks": (small("ldm_outer", sites="block", window=3), 6, (2,)),
+    "exact window": (small(sites="sublayer", window=5), 6, (1,)),
+    "exact window of blocks": (small("ldm_outer", sites="block", window=3), 6, (1,)),
     "odd width": (small(groups=1, window=2), 7, (3,)),
-    "three groups": (small("ldm_delta", groups=3, window=2, read_rank=1), 15, (2,)),
-    "five groups": (small("ldm_outer", groups=5, window=2, key_dim=1), 35, (2,)),
-    "a key of 1": (small(key_dim=1, window=2), 10, (2,)),
-    "a key of 8": (small(key_dim=8, window=2, groups=1, sites="block"), 5, (2,)),
-    "keys of each group": (small(shared_keys=False, groups=3, window=2), 9, (2,)),
-    "keys of each group, delta": (small("ldm_delta", shared_keys=False, window=2), 6, (2,)),
-    "keys of each group, outer": (small("ldm_outer", shared_keys=False, window=1), 6, (2,)),
-    "no gate": (small(gate=False, window=2), 6, (2,)),
-    "equal importance": (small(importance="one", sites="block"), 6, (2,)),
-    "softplus": (small(importance="softplus", window=2), 6, (2,)),
-    "unit queries": (small(query_norm="unit", window=2), 6, (2,)),
-    "raw keys": (small(key_norm="none", query_norm="rms", window=2), 6, (2,)),
-    "learned alpha": (small(alpha_learned=True, shared_keys=False, window=2), 6, (2,)),
-    "nothing forgotten": (small(forgetting="one", window=2), 6, (2,)),
-    "nothing forgotten, delta": (small("ldm_delta", forgetting="one", window=2), 6, (2,)),
-    "one token": (small(window=2), 6, (1,)),
+    "three groups": (small("ldm_delta", groups=3, window=2, read_rank=1), 15, (1,)),
+    "five groups": (small("ldm_outer", groups=5, window=2, key_dim=1), 35, (1,)),
+    "a key of 1": (small(key_dim=1, window=2), 10, (1,)),
+    "a key of 8": (small(key_dim=8, window=2, groups=1, sites="block"), 5, (1,)),
+    "keys of each group": (small(shared_keys=False, groups=3, window=2), 9, (1,)),
+    "keys of each group, delta": (small("ldm_delta", shared_keys=False, window=2), 6, (1,)),
+    "keys of each group, outer": (small("ldm_outer", shared_keys=False, window=1), 6, (1,)),
+    "no gate": (small(gate=False, window=2), 6, (1,)),
+    "equal importance": (small(importance="one", sites="block"), 6, (1,)),
+    "softplus": (small(importance="softplus", window=2), 6, (1,)),
+    "unit queries": (small(query_norm="unit", window=2), 6, (1,)),
+    "raw keys": (small(key_norm="none", query_norm="rms", window=2), 6, (1,)),
+    "learned alpha": (small(alpha_learned=True, shared_keys=False, window=2), 6, (1,)),
+    "nothing forgotten": (small(forgetting="one", window=2), 6, (1,)),
+    "nothing forgotten, delta": (small("ldm_delta", forgetting="one", window=2), 6, (1,)),
+    "many writes to a window": (small(window=3), 6, (2,)),
     "no batch axis": (small(window=2), 6, ()),
-    "three axes": (small(window=2, sites="block"), 6, (2, 1, 2)),
-    "more rows than a tile": (small(window=2, sites="block"), 6, (21,)),
+    "three axes": (small(window=2, sites="block"), 6, (1, 3, 1)),
+    "more rows than a tile": (small(window=3, sites="block", key_dim=1), 6, (17,)),
 }
 CASES = {**WINDOWS, **OPTIONS}
 
@@ -78,7 +78,7 @@ def test_a_pass_equals_the_reference(config: dict, dim: int, shape: tuple[int, .
     assert_same(results(kernels, x), right)
 
 
-@pytest.mark.parametrize(("rule", "sites"), [EVERY[0], EVERY[3], EVERY[4]])
+@pytest.mark.parametrize(("rule", "sites"), [EVERY[3], EVERY[4]])
 def test_gradients_pass_finite_differences(rule: str, sites: str) -> None:
     """Over all parameters at once, of a pass of 4 sublayers that folds."""
     network = Layers(small(rule, sites=sites, window=2, impl="triton"))
@@ -94,8 +94,16 @@ def test_gradients_pass_finite_differences(rule: str, sites: str) -> None:
     assert torch.autograd.gradcheck(run, [flat.requires_grad_()], fast_mode=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("rule", "sites"), [EVERY[0], EVERY[3], EVERY[5]])
+# each rule and each dtype once; the interpreter rounds to bfloat16 towards 0
+@pytest.mark.parametrize(
+    ("dtype", "rule", "sites"),
+    [
+        (torch.float32, "ldm", "sublayer"),
+        (torch.float16, "ldm_delta", "block"),
+        (torch.bfloat16, "ldm_outer", "block"),
+    ],
+    ids=str,
+)
 def test_no_worse_than_the_reference_in(dtype: torch.dtype, rule: str, sites: str) -> None:
     """At most twice the reference's distance from float64, of the output and of all gradients.
 
@@ -216,11 +224,10 @@ NORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("sites", ["sublayer", "block"])
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
-def test_any_norm_is_computed_as_it_stands(norm: Any, sites: str) -> None:
-    reference, kernels = pair(small(sites=sites, window=2), norm=norm)
-    x = tokens(2)
+def test_any_norm_is_computed_as_it_stands(norm: Any) -> None:
+    reference, kernels = pair(small(sites="block", window=2), norm=norm)
+    x = tokens(1)
     assert_same(results(kernels, x), results(reference, x))
 
 
@@ -232,10 +239,9 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("sites", ["sublayer", "block"])
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS.keys())
-def test_hooks_of_a_norm_are_called(hook: Any, sites: str) -> None:
-    reference, kernels = pair(small(sites=sites, window=2))
+def test_hooks_of_a_norm_are_called(hook: Any) -> None:
+    reference, kernels = pair(small(sites="block", window=2))
     for network in (reference, kernels):
         for norm in network.norms:
             hook(norm)

@@ -67,8 +67,10 @@ def test_freezing_changes_no_value(config: dict) -> None:
     plain = inputs_of(network, x)
     with streams.frozen_coefficients():
         frozen = inputs_of(network, x)
+    # kernels, which frozen coefficients do without, add in another order
+    ulps = 64 * torch.finfo(torch.float64).eps if config.get("impl") == "triton" else 0.0
     for a, b in zip(plain, frozen, strict=True):
-        assert torch.equal(a, b)
+        torch.testing.assert_close(a, b, rtol=0, atol=ulps * SITES * a.abs().max().item())
 
 
 def test_coefficients_are_frozen_inside_the_context_alone() -> None:

@@ -21,6 +21,10 @@ EPS = 1e-6
 """Added to the mean square of what a latent sees."""
 
 
+SHARED = 96 * 1024
+"""Bytes of shared memory that a program may take: sm_89 has the least, 99 KiB."""
+
+
 @triton.jit
 def product(x, w, ACC: tl.constexpr, HALF: tl.constexpr):
     """`x @ w`, added up in ACC; on matrix units where the operands are half precision."""
@@ -135,6 +139,12 @@ def is_half(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
+def block_of_channels(width: int, bytes_each: int, taken: int = 0) -> int:
+    """The block of `width` channels, at most 128, whose operands leave room for what is `taken`."""
+    room = max((SHARED - taken) // bytes_each, 16)
+    return _launch.block_of(width, min(1 << (room.bit_length() - 1), 128))
+
+
 def project_forward(
     a: Tensor, b: Tensor | None, weight: Tensor, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -142,12 +152,14 @@ def project_forward(
     (N, D), R = a.shape, weight.shape[0]
     dtype = _launch.compute_dtype((a, weight))
     latent, rstd = a.new_empty(N, R, dtype=dtype), a.new_empty(N, dtype=dtype)
-    BN = 64 if N > 16 else 16
+    BN, BR, stages = 64 if N > 16 else 16, _launch.block_of(R, 4096), 3
+    # a stage of the pipeline holds a block of each operand; the last is in registers
+    BD = block_of_channels(D, (2 * BN + BR) * a.element_size() * (stages - 1))
     project_fwd_kernel[(triton.cdiv(N, BN),)](
         a, a if b is None else b, a if out is None else out, weight, latent, rstd, N, EPS,
-        D=D, R=R, BN=BN, BR=_launch.block_of(R, 4096), BD=_launch.block_of(D, 128),
+        D=D, R=R, BN=BN, BR=BR, BD=BD,
         ACC=_launch.ACC[dtype], HALF=is_half(a), ADD=b is not None, STORE=out is not None,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
     return latent, rstd
 
@@ -167,7 +179,8 @@ def project_backward(
     (N, D), R = s.shape, weight.shape[0]
     out, pull, dtype = torch.empty_like(s), s.new_empty(N, R), latent.dtype
     DV, none = D // groups, latent
-    BD, BN = _launch.block_of(DV, 128), 16
+    BN, BR, size = 16, _launch.block_of(R, 4096), s.element_size()
+    BD = block_of_channels(DV, BR * size, BN * BR * size)
     r = returns or Returns(none, none, none, 0, 0, 0)
     project_bwd_kernel[(groups * triton.cdiv(DV, BD), triton.cdiv(N, BN))](
         s, weight, latent, rstd, d_latent.contiguous(),
@@ -176,7 +189,7 @@ def project_backward(
         none if r.fold is None else r.fold, none if r.base is None else r.base,
         out, pull, N, r.first, r.last, r.index,
         G=groups, DV=DV, D=D, C=r.weights.shape[-1], K=0 if r.base is None else r.base.shape[0],
-        R=R, BN=BN, BR=_launch.block_of(R, 4096), BD=BD,
+        R=R, BN=BN, BR=BR, BD=BD,
         ACC=_launch.ACC[dtype], HALF=is_half(s), IN=d_in is not None, READ=d_read is not None,
         num_warps=4,
     )  # fmt: skip
