@@ -149,6 +149,29 @@ def test_the_package_opens_its_areas_when_they_are_used():
         depth_memory.nope  # noqa: B018 - looking is the test
 
 
+def test_nothing_but_kernels_needs_triton():
+    code = """
+import sys
+sys.modules["triton"] = None
+import torch, depth_memory
+from torch import nn
+assert all(getattr(depth_memory, area) for area in depth_memory.AREAS)
+for name in ("ldm", "attnres"):
+    stream = depth_memory.streams.build({"name": name}, 8, 2)
+    x, state = stream.port(0).read(stream.start(torch.randn(3, 8)), nn.RMSNorm(8))
+    assert x.shape == (3, 8)
+try:
+    depth_memory.streams.build({"name": "ldm", "impl": "triton"}, 8, 2).start(torch.randn(3, 8))
+except depth_memory.errors.UserError as error:
+    assert str(error) == (
+        "stream.impl: got 'triton'; allowed: auto, reference (Triton is not installed)"
+    )
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_files_are_short():
     lines = {name(path): len(path.read_text().splitlines()) for path in FILES}
     assert {file: n for file, n in lines.items() if n > LONGEST_FILE} == {}

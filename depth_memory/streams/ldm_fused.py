@@ -6,7 +6,7 @@ retrieves and norms. What the passes of one depth share is on a tape (`ops/excha
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from depth_memory.errors import UserError, invalid
 from depth_memory.ops import _impl
 from depth_memory.ops._precision import compute_dtype
-from depth_memory.ops.exchange.tape import Layout, Read, Tape
 from depth_memory.streams.base import Norm, Stream, coefficients_are_frozen
 from depth_memory.streams.ldm_config import AbstractLDMConfig
 from depth_memory.streams.ldm_maps import Reader, Writer
 from depth_memory.streams.memory import Observation
+
+if TYPE_CHECKING:
+    # at run time only where kernels run: they need Triton, which is not everywhere
+    from depth_memory.ops.exchange.tape import Layout, Tape
 
 
 class Exchange(NamedTuple):
@@ -58,6 +61,8 @@ def applies(stream: Stream, x: Tensor) -> bool:
 
 def layout(config: AbstractLDMConfig, writes: int, window: int, dtype: torch.dtype) -> Layout:
     """Sizes of the tape for a stream of `writes` writes whose windows are folded at `window`."""
+    from depth_memory.ops.exchange.tape import Layout
+
     wide = compute_dtype((torch.empty(0, dtype=dtype),))
     half = config.state_dtype == "bfloat16" and wide == torch.float32
     return Layout(
@@ -75,6 +80,7 @@ def layout(config: AbstractLDMConfig, writes: int, window: int, dtype: torch.dty
 def begin(x: Tensor, sizes: Layout, prior: Tensor | None, writer: Writer) -> Exchange:
     """The state once the embedding has been written."""
     from depth_memory.ops.exchange.nodes import Store
+    from depth_memory.ops.exchange.tape import Tape
 
     tape = Tape(sizes, torch.is_grad_enabled())
     tape.open(_rows(x))
@@ -89,6 +95,7 @@ def begin(x: Tensor, sizes: Layout, prior: Tensor | None, writer: Writer) -> Exc
 def exchange(state: Exchange, reader: Reader, norm: Norm) -> tuple[Tensor, Exchange]:
     """Add what is on its way to the residual stream; read, and norm."""
     from depth_memory.ops.exchange.nodes import Advance, Retrieve
+    from depth_memory.ops.exchange.tape import Read
 
     h, outputs, covariance, token, tape, _ = state
     step = _next(state)
