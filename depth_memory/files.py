@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,14 @@ REFUSALS = (
     errno.EROFS,
 )
 """Failures of the machine, which no code of ours can prevent."""
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+"""What lies at a path and is no file to replace."""
 
 
 def reason(error: Exception) -> str:
@@ -141,12 +150,33 @@ def naming(path: Path) -> Generator[None]:
         raise
 
 
+def destination(path: Path) -> Path:
+    """Where a file at `path` is written: through a symbolic link, what that points to.
+
+    Raises:
+        UserError: Something is there that is no regular file, as a device, which must stay.
+    """
+    place = path.resolve() if path.is_symlink() else path
+    try:
+        mode = place.stat().st_mode
+    except FileNotFoundError:
+        return place
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
+        raise UserError(f"cannot write {path}: it is {kind}; allowed: a regular file")
+    return place
+
+
 @contextmanager
 def replaced_file(path: Path) -> Generator[Path]:
     """A file beside `path` to write; it takes the place of `path` once it is whole and durable.
 
     On any failure it is removed, and what is at `path` stays as it was.
+
+    Raises:
+        UserError: As `destination`.
     """
+    path = destination(path)
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         with naming(path):

@@ -3,9 +3,11 @@
 import errno
 import json
 import math
+import os
 
 import pytest
 
+from depth_memory.cli.outputs import check_file
 from depth_memory.errors import UserError
 from depth_memory.files import dumps, replaced_file, write_durably
 
@@ -20,6 +22,39 @@ def test_a_file_that_fails_leaves_the_old_one_and_no_part(tmp_path):
     with pytest.raises(TypeError), replaced_file(tmp_path / "a.json") as partial:
         write_half(partial)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
+def test_what_is_no_regular_file_is_never_replaced(tmp_path, make, kind, linked):
+    place = tmp_path / "place"
+    make(place)
+    if linked:
+        (tmp_path / "link").symlink_to(place)
+    path = tmp_path / ("link" if linked else "place")
+    before = [(p.name, p.lstat().st_ino, p.lstat().st_mode) for p in sorted(tmp_path.iterdir())]
+    message = f"cannot write {path}: it is {kind}; allowed: a regular file"
+    with pytest.raises(UserError) as error, replaced_file(path) as partial:
+        partial.write_text("new")
+    assert str(error.value) == message
+    with pytest.raises(UserError) as error:
+        check_file("--out", path)
+    assert str(error.value) == f"--out: {message}"
+    after = [(p.name, p.lstat().st_ino, p.lstat().st_mode) for p in sorted(tmp_path.iterdir())]
+    assert after == before
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+def test_through_a_link_what_it_points_to_is_written(tmp_path, old):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "a.json", tmp_path / "link.json"
+    if old is not None:
+        target.write_text(old)
+    link.symlink_to(target)
+    with replaced_file(link) as partial:
+        partial.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
 
 
 def full():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import reason
+from depth_memory.files import destination, reason
 
 
 def check_file(option: str, path: Path) -> None:
@@ -18,14 +18,14 @@ def check_file(option: str, path: Path) -> None:
         path: Of the file; its folders need not be there yet.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: It cannot be written, or is no regular file.
     """
     try:
-        if path.is_dir():
-            raise invalid(option, str(path), "a file")
-        parent = next(parent for parent in path.parents if parent.exists())
+        parent = next(parent for parent in destination(path).parents if parent.exists())
         with tempfile.TemporaryFile(dir=parent):
             pass
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from error
     except OSError as error:
         raise UserError(f"{option}: cannot write {path}: {reason(error)}") from error
 

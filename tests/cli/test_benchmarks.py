@@ -133,7 +133,7 @@ def test_mistakes_are_told_before_anything_is_computed(command, run, task_data, 
     both = command("evaluate", run, tmp_path, *tasks_of(task_data, "piqa"))
     assert_refused(both, f"model: got '{tmp_path}'; allowed: a directory of a run")
     folder = command("evaluate", run, "--out", tmp_path, *tasks_of(task_data, "piqa"))
-    assert_refused(folder, f"--out: got '{tmp_path}'; allowed: a file")
+    assert_refused(folder, f"--out: cannot write {tmp_path}: it is a directory; ")
     (tmp_path / "file").touch()
     blocked = tmp_path / "file" / "out.json"
     done = command("evaluate", run, "--out", blocked, *tasks_of(task_data, "piqa"))
