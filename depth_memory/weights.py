@@ -223,8 +223,8 @@ def _bytes_of(part: Part) -> memoryview:
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
-    """Write `weights.json`: size and SHA-256 of every weight file, `facts`, and a checksum."""
-    files = sorted(p for p in folder.iterdir() if p.suffix == ".safetensors" or p.name == INDEX)
+    """Write `weights.json`: size and SHA-256 of every other file, `facts`, and a checksum."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST)
     manifest = {"format": FORMAT, **facts, "files": inventory(files)}
     write_durably(folder / MANIFEST, [sealed(manifest).encode()])
 
@@ -247,7 +247,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def verify(folder: Path) -> None:
-    """Compare every byte of the weights with `weights.json`, where there is one.
+    """Compare every byte of a model with `weights.json`, where there is one.
 
     Raises:
         UserError: A file is missing or was altered.

@@ -231,10 +231,11 @@ def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedMode
     # what transformers raises for files that it cannot read, or that do not belong together
     except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: cannot be loaded: {reason(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(f"{folder}: weights are missing: {missing[0]}{more}")
+    for key, problem in (("missing_keys", "missing"), ("unexpected_keys", "not the model's")):
+        names = sorted(report[key])
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"{folder}: weights are {problem}: {names[0]}{more}")
     return model
 
 

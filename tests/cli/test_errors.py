@@ -336,7 +336,10 @@ def test_a_run_without_a_checkpoint(command, run, tmp_path):
 
 
 def saved_model(run, tmp_path):
-    return shutil.copytree(run / "model", tmp_path / "model")
+    """A model as transformers saves it, without checksums."""
+    model = shutil.copytree(run / "model", tmp_path / "model")
+    (model / "weights.json").unlink()
+    return model
 
 
 def test_a_saved_model_that_lacks_weights(command, run, tmp_path):
@@ -346,13 +349,13 @@ def test_a_saved_model_that_lacks_weights(command, run, tmp_path):
     weights = load_file(model / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    (model / "weights.json").unlink()
     message = f"{model}: weights are missing: model.layers.0.mlp.up_proj.weight"
     assert_refused(command("generate", model), message)
 
 
 def test_a_saved_model_with_cut_weights(command, run, tmp_path):
     model = saved_model(run, tmp_path)
+    shutil.copy(run / "model" / "weights.json", model)
     cut(model / "model.safetensors")
     assert_refused(command("generate", model), f"{model}: model.safetensors has ")
     (model / "weights.json").unlink()
@@ -367,6 +370,7 @@ def test_a_saved_model_with_cut_weights(command, run, tmp_path):
         ({"stream": {"name": "fly"}}, "stream.name: got 'fly'; allowed: "),
         ({"stream": {"name": "ldm", "fly": 1}}, "stream.fly: got 1; allowed: a field of ldm"),
         ({"hidden_size": 64}, "cannot be loaded: "),
+        ({"num_hidden_layers": 1}, "weights are not the model's: model.layers.1."),
     ],
 )
 def test_a_saved_model_with_another_configuration(command, run, tmp_path, change, message):
@@ -400,7 +404,6 @@ def spoiled_model(run, tmp_path):
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"].fill_(float("nan"))
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    (model / "weights.json").unlink()
     return model
 
 

@@ -79,7 +79,17 @@ def test_a_model_of_a_run_without_a_step_gives_way_to_a_checkpoint(command, copy
     assert weights_of(command, copy)[0] == str(copy / "model")
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "weights.json"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "weights.json",
+    ],
+)
 def test_a_flipped_byte_of_a_model_is_seen(command, copy, file):
     flip(copy / "model" / file)
     for argv in (["evaluate", copy], ["generate", copy / "model"]):
@@ -131,6 +141,7 @@ def test_a_pickle_is_never_loaded(command, copy, monkeypatch, tmp_path, change, 
 def test_a_model_that_does_not_say_its_tokenizer_needs_data(command, copy, corpus, tmp_path):
     model = shutil.copytree(copy / "model", tmp_path / "model")
     (model / "tokenizer.json").unlink()
+    (model / "weights.json").unlink()
     allowed = f"data for this model, or a --tokenizer ({model} has none)"
     for argv in (["evaluate", model], ["inspect", model, "--out", tmp_path / "new"]):
         assert_refused(command(*argv), f"--data: got nothing; allowed: {allowed}")
