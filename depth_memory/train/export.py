@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import metadata
@@ -12,11 +13,20 @@ from safetensors.torch import load_file
 
 from depth_memory.data import Tokenizer
 from depth_memory.errors import UserError
+from depth_memory.files import read_sealed
+from depth_memory.models.export import MODULE
 from depth_memory.train import checkpoint, files, precision
 from depth_memory.train.build import build_from, build_model
 from depth_memory.train.config import Run
-from depth_memory.train.origin import Network
-from depth_memory.weights import read_manifest, write_manifest
+from depth_memory.train.origin import COMPANIONS, Network
+from depth_memory.weights import INDEX, MANIFEST, read_manifest, write_manifest
+
+OWN = re.compile(
+    r"(model(-\d+-of-\d+)?\.safetensors|"
+    + "|".join(map(re.escape, ("config.json", INDEX, MANIFEST, f"{MODULE}.py", *COMPANIONS)))
+    + ")"
+)
+"""Names of the files that `export` may write."""
 
 
 def texts(
@@ -57,7 +67,7 @@ def export(
     The weights are what the network computed with: rounded where the run's precision rounds.
 
     Raises:
-        UserError: The disk refused it; an older `target` is still there.
+        UserError: The disk refused it, or as `check_replaceable`; an older `target` is still there.
     """
     dtype = precision.DTYPES[run.precision]
     weights = {
@@ -74,6 +84,7 @@ def export(
     tied = {"lm_head.weight"} if run.model.tie_embeddings else set()
     if unexpected or set(missing) - tied:
         raise UserError(f"{source}: not the weights of this model: {missing} {unexpected}")
+    check_replaceable(target)
     with files.replaced_directory(target) as folder:
         with _no_bars():
             model.save_pretrained(folder)
@@ -82,6 +93,22 @@ def export(
             (folder / name).write_text(text, encoding="utf-8")
         facts = {"step": checkpoint.step_of(source), "version": metadata.version("depth-memory")}
         write_manifest(folder, facts)
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse to replace what `export` did not write: its removal would lose it.
+
+    Raises:
+        UserError: `target` is no directory, or names the first such file in it.
+    """
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"out: {target} is not the directory of a model; move it away")
+    _, manifest = read_sealed(target / MANIFEST)
+    written = manifest.get("files", {})
+    for path in sorted(target.iterdir()) if target.exists() else ():
+        if path.is_dir() or not (path.name in written or OWN.fullmatch(path.name)):
+            advice = "move it away, as the directory is replaced when the run ends"
+            raise UserError(f"out: {path} was not written by a run; {advice}")
 
 
 def step_of(target: Path) -> int | None:

@@ -35,7 +35,7 @@ from depth_memory.train.build import prepare
 from depth_memory.train.config import Run
 from depth_memory.train.corpus import Corpus, open_corpus
 from depth_memory.train.evaluate import Evaluation, NonFiniteError, evaluate
-from depth_memory.train.export import export, texts
+from depth_memory.train.export import check_replaceable, export, texts
 from depth_memory.train.loss import add_gradient, shift
 from depth_memory.train.metrics import Record
 from depth_memory.train.origin import Network
@@ -109,6 +109,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         start = directory.Start(
             **world.do(lambda: asdict(directory.find_start(run, corpus.identity, resume)))
         )
+        world.do(lambda: check_replaceable(run.out / "model"))
         source = world.do(lambda: origin.examine(run, start, corpus.train))
         session = _prepare(run, world, corpus, origin.network_of(run, start))
         _begin(session, start, source)

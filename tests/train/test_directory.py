@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from depth_memory.data import open_split
 from depth_memory.errors import UserError
 from depth_memory.train import Run, ScheduleSpec, directory, load_run, read_metrics, train
+from depth_memory.train.export import export
 from tests.train.runs import STEPS, curve, finish, sessions, short
 from tests.train.test_resume import contents
 
@@ -78,6 +80,39 @@ def test_lost_checkpoints_do_not_begin_the_run_again(
         f"out: {run.out} has {sign}, but no checkpoint to go on from; "
         f"bring {run.out}/checkpoints back, or begin again in a new directory"
     )
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "adapter_model.safetensors", "card/README.md"])
+def test_what_someone_else_put_into_the_model_is_not_removed(run: Run, name: str) -> None:
+    path = run.out / "model" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("years of work")
+    first = run.out / "model" / Path(name).parts[0]
+    expected = (
+        f"out: {first} was not written by a run; "
+        "move it away, as the directory is replaced when the run ends"
+    )
+    assert refusal(run) == expected
+    split = open_split(run.data.directory, "train")
+    source = run.out / "checkpoints" / f"step-{STEPS:08d}"
+    with pytest.raises(UserError) as error:
+        export(run, source, run.out / "model", split.vocab_size, split.tokenizer)
+    assert str(error.value) == expected
+    assert path.read_text() == "years of work"
+
+
+def test_a_model_of_an_earlier_session_is_replaced(run: Run) -> None:
+    (run.out / "model" / "weights.json").unlink()
+    (run.out / "model" / "config.json").write_text("damaged")
+    finish(run)
+    assert json.loads((run.out / "model" / "config.json").read_text())["model_type"]
+
+
+def test_a_link_in_place_of_the_model_is_left_alone(run: Run, tmp_path: Path) -> None:
+    (run.out / "model").rename(tmp_path / "elsewhere")
+    (run.out / "model").symlink_to(tmp_path / "elsewhere")
+    message = f"out: {run.out / 'model'} is not the directory of a model; move it away"
+    assert refusal(run) == message
 
 
 def test_a_file_in_place_of_the_checkpoints(run: Run) -> None:
