@@ -7,6 +7,7 @@ says which tensor lies in which. Pickle files are never read.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,17 @@ def open_weights(folder: Path) -> Weights:
     return Weights(folder=folder, entries={n: found[file, n] for n, file in placed.items()})
 
 
+def count(folder: Path) -> int:
+    """Elements of the weights in a directory, of whatever dtype, by their headers.
+
+    Raises:
+        UserError: As `open_weights`.
+    """
+    indexed = (folder / INDEX).exists()
+    files = sorted(set(_index(folder / INDEX).values())) if indexed else [SINGLE]
+    return sum(math.prod(shape) for file in files for _, shape in _stated(folder, file).values())
+
+
 def check_there(folder: Path) -> None:
     """Refuse a directory without safetensors: what else it has may be a pickle, which can run code.
 
@@ -132,19 +144,23 @@ def _index(path: Path) -> dict[str, str]:
     return placed
 
 
-def _header(folder: Path, file: str) -> Iterator[tuple[str, Entry]]:
+def _stated(folder: Path, file: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each tensor, as the header of a file has them."""
     path = folder / file
     if not path.is_file():
         raise UserError(f"{path}: missing, though {INDEX} names it")
     try:
         with safe_open(path, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            stated = {n: (s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
+            return {n: (s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: damaged: {reason(error)}") from error
-    for name, (dtype, shape) in stated.items():
+
+
+def _header(folder: Path, file: str) -> Iterator[tuple[str, Entry]]:
+    for name, (dtype, shape) in _stated(folder, file).items():
         if dtype not in DTYPES:
-            raise invalid(f"{path}: dtype of {name}", dtype, ", ".join(DTYPES))
+            raise invalid(f"{folder / file}: dtype of {name}", dtype, ", ".join(DTYPES))
         yield name, Entry(file, DTYPES[dtype], shape)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ from depth_memory.files import reason
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from depth_memory.data import TokenData, Tokenizer
     from depth_memory.models import DepthForCausalLM
@@ -219,18 +220,22 @@ def _model(folder: Path) -> DepthForCausalLM:
 
 def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedModel:
     """The model in `folder`, of one of the `known` architectures if given."""
-    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import logging
 
     from depth_memory import weights
 
     weights.verify(folder)
-    try:
-        model, report = _from_pretrained(folder, known)
-    except UserError:
-        raise
-    # what transformers raises for files that it cannot read, or that do not belong together
-    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {reason(error)}") from error
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = _config(folder, known, options)
+    with _explained(folder / "generation_config.json") as path:
+        if path.exists():
+            GenerationConfig.from_pretrained(folder)
+    options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
+    with _explained(folder):
+        model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
     for key, problem in (("missing_keys", "missing"), ("unexpected_keys", "not the model's")):
         names = sorted(report[key])
         if names:
@@ -239,22 +244,41 @@ def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedMode
     return model
 
 
-def _from_pretrained(
-    folder: Path, known: Sequence[str] | None
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _config(folder: Path, known: Sequence[str] | None, options: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of a model, of which one can be built that the weights may fill."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
     import depth_memory.models  # noqa: F401 - makes the auto classes know our own
     from depth_memory import weights
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **options)
+    path = folder / "config.json"
+    with _explained(path):
+        config = AutoConfig.from_pretrained(folder, **options)
     if known is not None:
         choose(f"{folder}: model_type", config.model_type, known)
     weights.check_there(folder)
-    options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
-    model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
-    return model, report
+    with _explained(path), torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(config)
+    wanted, there = sum(p.numel() for p in outline.parameters()), weights.count(folder)
+    # where some are missing, loading says which; quantised ones are packed, several to an element
+    if getattr(config, "quantization_config", None) is None and wanted > 2 * there:
+        problem = f"it asks for {wanted} parameters, and the weights have {there}"
+        raise UserError(f"{path}: cannot be loaded: {problem}")
+    return config
+
+
+@contextmanager
+def _explained(path: Path) -> Generator[Path]:
+    """Say in one line that `path` is of no use, whatever transformers raises over its content.
+
+    Raises:
+        UserError: Anything was raised.
+    """
+    try:
+        yield path
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except Exception as error:
+        problem = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
+        raise UserError(f"{path}: cannot be loaded: {problem}") from error

@@ -359,7 +359,7 @@ def test_a_saved_model_with_cut_weights(command, run, tmp_path):
     cut(model / "model.safetensors")
     assert_refused(command("generate", model), f"{model}: model.safetensors has ")
     (model / "weights.json").unlink()
-    assert_refused(command("generate", model), f"{model}: cannot be loaded: ")
+    assert_refused(command("generate", model), f"{model}/model.safetensors: damaged: ")
 
 
 @pytest.mark.parametrize(
@@ -370,6 +370,11 @@ def test_a_saved_model_with_cut_weights(command, run, tmp_path):
         ({"stream": {"name": "fly"}}, "stream.name: got 'fly'; allowed: "),
         ({"stream": {"name": "ldm", "fly": 1}}, "stream.fly: got 1; allowed: a field of ldm"),
         ({"hidden_size": 64}, "cannot be loaded: "),
+        ({"hidden_size": "x"}, "config.json: cannot be loaded: "),
+        ({"rope_parameters": {"rope_type": "x"}}, "config.json: cannot be loaded: "),
+        ({"hidden_act": "zzz"}, "config.json: cannot be loaded: 'zzz' is not known"),
+        ({"dtype": "bogus"}, "config.json: cannot be loaded: "),
+        ({"stream": 5}, "config.json: stream: got 5; allowed: "),
         ({"num_hidden_layers": 1}, "weights are not the model's: model.layers.1."),
     ],
 )
@@ -385,7 +390,29 @@ def test_a_saved_model_with_another_configuration(command, run, tmp_path, change
 def test_a_configuration_that_is_no_json(command, run, tmp_path):
     model = saved_model(run, tmp_path)
     (model / "config.json").write_text((model / "config.json").read_text()[:40])
-    assert_refused(command("generate", model), f"{model}: cannot be loaded: ")
+    assert_refused(command("generate", model), f"{model}/config.json: cannot be loaded: ")
+
+
+@pytest.mark.parametrize("content", [None, 5, {"model_type": ["depth_llama"]}])
+def test_a_configuration_of_another_kind(command, run, tmp_path, content):
+    model = saved_model(run, tmp_path)
+    (model / "config.json").write_text(json.dumps(content))
+    assert_refused(command("generate", model), f"{model}/config.json: cannot be loaded: ")
+
+
+@pytest.mark.parametrize("content", [None, []])
+def test_a_configuration_of_generation_of_another_kind(command, run, tmp_path, content):
+    model = saved_model(run, tmp_path)
+    (model / "generation_config.json").write_text(json.dumps(content))
+    message = f"{model}/generation_config.json: cannot be loaded: "
+    assert_refused(command("generate", model), message)
+
+
+def test_a_configuration_of_a_far_larger_model_is_never_built(command, run, tmp_path):
+    model = saved_model(run, tmp_path)
+    (model / "config.json").write_text('{"model_type": "depth_llama"}')
+    message = f"{model}/config.json: cannot be loaded: it asks for "
+    assert_refused(command("generate", model), message)
 
 
 def test_a_model_without_a_tokenizer(command, run, tmp_path):

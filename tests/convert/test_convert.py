@@ -137,7 +137,7 @@ def test_the_files_beside_the_weights_go_along(saved, tmp_path):
     manifest = read_manifest(out)
     assert manifest["stream"] == models.DepthLlamaConfig.from_pretrained(out).stream
     assert manifest["keeps_function"] is True
-    assert set(manifest["files"]) == {"model.safetensors"}
+    assert {*manifest["files"], "weights.json"} == {path.name for path in out.iterdir()}
     verify(out)
 
 
