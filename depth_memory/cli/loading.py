@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from depth_memory.cli import arguments, console
+from depth_memory.cli import arguments, console, saved
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from depth_memory.data import TokenData, Tokenizer
     from depth_memory.models import DepthForCausalLM
@@ -25,6 +25,21 @@ KINDS = "a directory of a run, of one of its checkpoints, or of a saved model"
 PLAIN = ("llama", "qwen3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """What weights may be cast to; `auto` leaves them as they were saved."""
+
+
+class _GoneError(UserError):
+    """Weights were removed between the choice and the reading of them."""
+
+
+@contextmanager
+def _held(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if folder.exists():
+            raise
+        why = "a run in progress removes its older checkpoints"
+        raise _GoneError(f"{folder}: has gone since it was chosen; {why}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +106,28 @@ def load(path: Path, *, tokenizer: Path | None = None, device: str = "auto") -> 
     Raises:
         UserError: Nothing of the kind is there, it is damaged, or the tokenizer does not fit.
     """
-    from depth_memory.data import load_tokenizer
     from depth_memory.train.parallel import choose_device
 
     target = choose_device(choose("--device", device, ("auto", "cpu", "cuda")))
+    return _newest(path, lambda folder: _load(folder, tokenizer, target))
+
+
+def _newest(path: Path, use: Callable[[Path], Loaded], tries: int = 3) -> Loaded:
+    """Use what `path` means; its next choice where training removed that in the meantime."""
     folder = locate(path)
-    model = _model(folder).to(target).eval()
+    try:
+        with _held(folder):
+            return use(folder)
+    except _GoneError:
+        if tries == 1 or folder == path:
+            raise
+    return _newest(path, use, tries - 1)
+
+
+def _load(folder: Path, tokenizer: Path | None, device: torch.device) -> Loaded:
+    from depth_memory.data import load_tokenizer
+
+    model = _model(folder).to(device).eval()
     source = tokenizer or (folder if (folder / "tokenizer.json").exists() else None)
     found = None if source is None else load_tokenizer(source)
     if found is not None and found.vocab_size > model.config.vocab_size:
@@ -200,7 +231,8 @@ def load_any(folder: Path, *, device: str = "auto", dtype: str = "auto") -> PreT
     from depth_memory.train.parallel import choose_device
 
     target = choose_device(choose("--device", device, ("auto", "cpu", "cuda")))
-    return _cast(_weights(folder), dtype).to(target).eval()
+    with _held(folder):
+        return _cast(saved.read(folder), dtype).to(target).eval()
 
 
 def _cast(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
@@ -214,71 +246,5 @@ def _model(folder: Path) -> DepthForCausalLM:
     from depth_memory import models
     from depth_memory.models import DepthForCausalLM
 
-    model = _weights(folder, [*(f"depth_{name}" for name in PLAIN), *PLAIN])
+    model = saved.read(folder, [*(f"depth_{name}" for name in PLAIN), *PLAIN])
     return model if isinstance(model, DepthForCausalLM) else models.graft(model, {"name": "preln"})
-
-
-def _weights(folder: Path, known: Sequence[str] | None = None) -> PreTrainedModel:
-    """The model in `folder`, of one of the `known` architectures if given."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.utils import logging
-
-    from depth_memory import weights
-
-    weights.verify(folder)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    config = _config(folder, known, options)
-    with _explained(folder / "generation_config.json") as path:
-        if path.exists():
-            GenerationConfig.from_pretrained(folder)
-    options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
-    with _explained(folder):
-        model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
-    for key, problem in (("missing_keys", "missing"), ("unexpected_keys", "not the model's")):
-        names = sorted(report[key])
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UserError(f"{folder}: weights are {problem}: {names[0]}{more}")
-    return model
-
-
-def _config(folder: Path, known: Sequence[str] | None, options: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration of a model, of which one can be built that the weights may fill."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    import depth_memory.models  # noqa: F401 - makes the auto classes know our own
-    from depth_memory import weights
-
-    path = folder / "config.json"
-    with _explained(path):
-        config = AutoConfig.from_pretrained(folder, **options)
-    if known is not None:
-        choose(f"{folder}: model_type", config.model_type, known)
-    weights.check_there(folder)
-    with _explained(path), torch.device("meta"):
-        outline = AutoModelForCausalLM.from_config(config)
-    wanted, there = sum(p.numel() for p in outline.parameters()), weights.count(folder)
-    # where some are missing, loading says which; quantised ones are packed, several to an element
-    if getattr(config, "quantization_config", None) is None and wanted > 2 * there:
-        problem = f"it asks for {wanted} parameters, and the weights have {there}"
-        raise UserError(f"{path}: cannot be loaded: {problem}")
-    return config
-
-
-@contextmanager
-def _explained(path: Path) -> Generator[Path]:
-    """Say in one line that `path` is of no use, whatever transformers raises over its content.
-
-    Raises:
-        UserError: Anything was raised.
-    """
-    try:
-        yield path
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except Exception as error:
-        problem = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
-        raise UserError(f"{path}: cannot be loaded: {problem}") from error

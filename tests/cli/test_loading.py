@@ -107,6 +107,52 @@ def test_a_flipped_byte_of_the_data_is_seen(command, run, corpus, tmp_path, comm
     assert not (tmp_path / "new").exists()
 
 
+@pytest.fixture
+def vanishing(monkeypatch):
+    """Lets so many of the chosen checkpoints be removed before they are read; those chosen."""
+    from depth_memory.cli import saved
+
+    chosen, read = [], saved.read
+
+    def install(times):
+        def weights(folder, known=None):
+            chosen.append(folder.name)
+            if len(chosen) <= times:
+                shutil.rmtree(folder)
+            return read(folder, known)
+
+        monkeypatch.setattr(saved, "read", weights)
+        return chosen
+
+    return install
+
+
+def test_a_checkpoint_removed_meanwhile_gives_way_to_another(command, copy, vanishing):
+    shutil.rmtree(copy / "model")
+    chosen = vanishing(1)
+    done = command("generate", copy, "--tokens", 1)
+    assert done.code == 0, done.err
+    assert chosen == ["step-00000010", "step-00000005"]
+
+
+def test_a_checkpoint_that_has_gone_is_said_to(command, copy, vanishing):
+    folder = copy / "checkpoints" / "step-00000010"
+    chosen = vanishing(1)
+    done = command("generate", folder)
+    assert_refused(done, f"{folder}: has gone since it was chosen; a run in progress removes ")
+    assert chosen == [folder.name]
+
+
+def test_checkpoints_that_go_again_and_again_are_given_up(command, copy, vanishing):
+    extend(copy, 20)
+    shutil.rmtree(copy / "model")
+    chosen = vanishing(3)
+    done = command("evaluate", copy)
+    assert (done.code, len(chosen)) == (2, 3)
+    message = "step-00000005: has gone since it was chosen; a run in progress removes its older"
+    assert message in done.lines[-1]
+
+
 def pickled(folder):
     """The weights of a saved model as a pickle, and no others."""
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
