@@ -171,6 +171,7 @@ def test_what_does_not_fit_the_model(command, run, task_data, tmp_path):
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_tokenizer_without_an_end_of_text(command, run, task_data, tmp_path, plain):
     model = shutil.copytree(run / "model", tmp_path / "model")
+    (model / "weights.json").unlink()
     config = json.loads((model / "tokenizer_config.json").read_text())
     del config["eos_token"]
     (model / "tokenizer_config.json").write_text(json.dumps(config))
@@ -183,6 +184,7 @@ def test_a_tokenizer_without_an_end_of_text(command, run, task_data, tmp_path, p
 
 def test_a_model_without_a_tokenizer(command, run, task_data, tmp_path):
     model = shutil.copytree(run / "model", tmp_path / "model")
+    (model / "weights.json").unlink()
     (model / "tokenizer_config.json").unlink()
     (model / "tokenizer.json").unlink()
     argv = ["evaluate", model, *tasks_of(task_data, "piqa")]
