@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import damage, inventory, read_sealed, reason, sealed
+from depth_memory.files import damage, inventory, misfit, read_sealed, reason, sealed
 from depth_memory.train import files, parallel
 
 FORMAT = 1
@@ -212,6 +212,10 @@ def examine(path: Path) -> tuple[str | None, dict[str, Any]]:
     if manifest["format"] > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
         raise invalid(f"{path / STATE}: format", manifest["format"], allowed)
+    broken = misfit(manifest, {"step": int, "config": dict, "data": dict})
+    broken = broken or misfit(manifest["files"], {MODEL: dict, OPTIMIZER: dict})
+    if broken is not None or manifest["step"] != step_of(path):
+        return f"{STATE} has no valid {broken or 'step'}", {}
     return damage(path, manifest["files"]), manifest
 
 

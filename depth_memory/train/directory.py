@@ -12,7 +12,6 @@ at once.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason
+from depth_memory.files import misfit, read_json
 from depth_memory.train import checkpoint, files, schedule, serial
 from depth_memory.train.config import Run
 from depth_memory.train.metrics import Record, read_metrics
@@ -228,11 +227,8 @@ def read_description(out: Path) -> dict[str, Any]:
         UserError: It is not there, is damaged, or was written by a newer version.
     """
     path = out / RUN
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not the description of a run ({reason(error)})") from error
-    version = content.get("format") if isinstance(content, dict) else None
+    content = read_json(path, "the description of a run")
+    version = content.get("format")
     if isinstance(version, int) and version > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
         raise invalid(f"{path}: format", version, allowed)
@@ -242,16 +238,16 @@ def read_description(out: Path) -> dict[str, Any]:
     return content
 
 
-def _broken(content: Any) -> str | None:
+def _broken(content: dict[str, Any]) -> str | None:
     """The first part of `run.json` that is not as a run wrote it."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        return "format"
-    sessions = content.get("sessions")
-    if not isinstance(sessions, list) or not all(isinstance(entry, dict) for entry in sessions):
-        return "sessions"
-    parts = {"origin": {}, **content}
-    named = ("config", "data", "origin")
-    return next((name for name in named if not isinstance(parts.get(name), dict)), None)
+    kinds = {"format": int, "sessions": list, "config": dict, "data": dict, "origin": dict}
+    broken = misfit({"origin": {}, **content}, kinds)
+    if broken is not None or content["format"] != FORMAT:
+        return broken or "format"
+    for entry in content["sessions"]:
+        if not isinstance(entry, dict) or misfit(entry, {"from_step": int}):
+            return "sessions"
+    return None
 
 
 def load_run(out: Path) -> Run:

@@ -100,7 +100,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(run: Run) -> None
     ("text", "message"),
     [
         ("{", "not the description of a run (Expecting"),
-        ("[1]", "not the description of a run (format is missing or damaged)"),
+        ("[1]", "not the description of a run (no JSON object)"),
         ("\udcff", "not the description of a run ("),
         ("[" * 100_000, "not the description of a run ("),
     ],
@@ -108,6 +108,15 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(run: Run) -> None
 def test_a_description_that_is_none(run: Run, text: str, message: str) -> None:
     (run.out / "run.json").write_text(text, errors="surrogateescape")
     assert refusal(run).startswith(f"{run.out}/run.json: {message}")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("format", True), ("sessions", [{}]), ("sessions", [{"from_step": "x"}])],
+)
+def test_a_description_with_a_part_of_another_kind(run: Run, part: str, value: object) -> None:
+    edit(run.out, lambda content: content.update({part: value}))
+    assert refusal(run).endswith(f"not the description of a run ({part} is missing or damaged)")
 
 
 PARTS = ("format", "config", "data", "sessions", "origin")
