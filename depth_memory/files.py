@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"{path}: not {what} ({reason(error)})") from error
 
 
-def misfit(content: dict[str, Any], kinds: dict[str, type]) -> str | None:
+def misfit(content: Mapping[str, Any], kinds: Mapping[str, type]) -> str | None:
     """The first key whose value is missing or of another kind; None if all are as they should be.
 
     A truth value is no number.

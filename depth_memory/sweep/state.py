@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -90,7 +90,7 @@ def _recorded(out: Path) -> dict[str, Any]:
     return content["runs"]
 
 
-def _check_kinds(path: Path, content: dict[str, Any], kinds: dict[str, type]) -> None:
+def _check_kinds(path: Path, content: dict[str, Any], kinds: Mapping[str, type]) -> None:
     broken = misfit(content, kinds)
     if broken is not None:
         raise UserError(f"{path}: damaged ({broken} is missing or of another kind)")

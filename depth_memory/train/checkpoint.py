@@ -5,8 +5,8 @@ A checkpoint is a directory `step-00000100` with
 - `model.safetensors`: the float32 weights, and `config.json` and `tokenizer.json` beside them, so
   that transformers can load the directory;
 - `optimizer.safetensors`: moments and step of AdamW by parameter;
-- `state.json`: step, configuration, data, versions, size and SHA-256 of every file, and a checksum
-  of all that.
+- `state.json`: step, configuration, data, versions, number of records so far, size and SHA-256 of
+  every file, and a checksum of all that.
 
 It is written under another name, made durable, and renamed; older ones go only after that. Nothing
 else needs saving: data order and randomness are functions of seed and step.
@@ -78,7 +78,7 @@ def save(
         weights: Name to tensor.
         moments: Name to tensor.
         texts: Further files: name to content.
-        facts: What `state.json` says beside step and files: configuration, data, versions.
+        facts: What `state.json` says beside step and files: configuration, data, versions, records.
         keep: How many stay, this one included.
 
     Returns:

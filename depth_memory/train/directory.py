@@ -23,7 +23,7 @@ from depth_memory.errors import UserError, choose, invalid
 from depth_memory.files import misfit, read_json
 from depth_memory.train import checkpoint, files, schedule, serial
 from depth_memory.train.config import Run
-from depth_memory.train.metrics import Record, read_metrics
+from depth_memory.train.metrics import Record, check_complete, read_metrics
 
 FORMAT = 1
 RUN = "run.json"
@@ -142,6 +142,8 @@ def find_start(run: Run, identity: dict[str, Any], resume: Resume) -> Start:
         records = read_metrics(run.out / METRICS)
         if found is None:
             _check_nothing_lost(run.out, saved, records)
+        else:
+            check_complete(run.out / METRICS, records, step, found.manifest.get("records"))
     if found is None:
         return Start()
     check_same(run, identity, found.manifest, found.path, step)

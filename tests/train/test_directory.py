@@ -119,6 +119,39 @@ def test_a_description_with_a_part_of_another_kind(run: Run, part: str, value: o
     assert refusal(run).endswith(f"not the description of a run ({part} is missing or damaged)")
 
 
+def foreign(path: Path) -> None:
+    path.write_text('{"step": -5}\n')
+
+
+def first_lost(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def doubled(path: Path) -> None:
+    path.write_text(path.read_text() + '{"step": 6}\n')
+
+
+LOST = f"records up to step {STEPS}, to go on from there; bring it back, or begin again in a new"
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (Path.unlink, f": has 0 of 6 {LOST} directory"),
+        (lambda path: path.write_text(""), f": has 0 of 6 {LOST} directory"),
+        (first_lost, f": has 5 of 6 {LOST} directory"),
+        (foreign, ":1: step: got -5; allowed: a whole number above 0, the step before"),
+        (doubled, ":7: step: got 6; allowed: a whole number above 6, the step before"),
+    ],
+)
+def test_records_that_are_lost_are_not_gone_on_without(
+    run: Run, lose: Callable[[Path], object], message: str
+) -> None:
+    path = run.out / "metrics.jsonl"
+    lose(path)
+    assert refusal(run) == f"{path}{message}"
+
+
 PARTS = ("format", "config", "data", "sessions", "origin")
 FITTING = (("origin", "gone"), ("sessions", []))
 BROKEN = [(n, v) for n in PARTS for v in ("gone", [], 5.5, [3]) if (n, v) not in FITTING]
