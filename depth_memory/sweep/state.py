@@ -104,9 +104,8 @@ def _check_version(path: Path, content: dict[str, Any]) -> None:
 
 def _check_same(name: str, run: Run, saved: Any, path: Path) -> None:
     """Refuse other values, but for the fields that a resume may change."""
-    ours, theirs = run.as_dict(), Run.from_dict(saved).as_dict()
-    for field in directory.MAY_CHANGE:
-        serial.assign(theirs, field, serial.lookup(ours, field))
+    runs = (run, Run.from_dict(saved))
+    ours, theirs = (directory.without(each, directory.MAY_CHANGE) for each in runs)
     field = serial.first_difference(ours, theirs)
     if field is not None:
         allowed = f"{serial.lookup(theirs, field)!r}, as in {path}, or another --out"

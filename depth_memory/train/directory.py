@@ -47,6 +47,7 @@ MAY_CHANGE = (
     "keep",
     "log_every",
     "loggers",
+    "model.stream.impl",
 )
 """Fields that a resume may change: where things are, what is reported, and how the same step is
 computed. `steps` and `schedule` may change as far as they change no learning rate already used."""
@@ -190,8 +191,8 @@ def check_same(
     """
     theirs = located(_run_of(saved, where))
     dropped = [*MAY_CHANGE, *(("steps", "schedule") if _same_past(run, theirs, step) else ())]
-    ours = {**_without(run, dropped), "data": identity}
-    others = {**_without(theirs, dropped), "data": saved["data"]}
+    ours = {**without(run, dropped), "data": identity}
+    others = {**without(theirs, dropped), "data": saved["data"]}
     name = serial.first_difference(ours, others)
     if name is not None:
         allowed = f"{serial.lookup(others, name)!r}, as in {where}"
@@ -278,11 +279,12 @@ def _run_of(saved: dict[str, Any], where: Path) -> Run:
         raise UserError(f"{where}: {error}") from error
 
 
-def _without(run: Run, names: Iterable[str]) -> dict[str, Any]:
+def without(run: Run, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a run but for those named; not every stream has every field."""
     fields = run.as_dict()
     for name in names:
         group, _, field = name.rpartition(".")
-        (fields[group] if group else fields).pop(field)
+        (serial.lookup(fields, group) if group else fields).pop(field, None)
     return fields
 
 

@@ -109,6 +109,8 @@ def read_network(run: Run, folder: Path) -> Network:
         UserError: It is not there, or not the network that the run describes.
     """
     config = read_config(folder)
+    if run.model.stream.name == config.stream["name"] and "impl" in config.stream:
+        config.stream = {**config.stream, "impl": run.model.stream.impl}  # not of the network
     ours, theirs = serial.encode(run.model), serial.encode(spec_of(config))
     config.dtype = None  # that of the weights, which are float32 in a checkpoint
     name = serial.first_difference(ours, theirs)

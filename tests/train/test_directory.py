@@ -245,3 +245,26 @@ def test_places_do_not_depend_on_the_working_directory(
     train(saved)
     assert sessions(run.out) == [0, 1]
     assert "going on from step 1" in capsys.readouterr().err.splitlines()
+
+
+def of_stream(run: Run, **changes: object) -> Run:
+    stream = replace(run.model.stream, **changes)
+    return replace(run, model=replace(run.model, stream=stream))
+
+
+def test_kernels_that_cannot_run_are_refused_before_a_directory_is_made(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    run = of_stream(short(corpus, tmp_path / "new" / "run"), impl="triton")
+    with pytest.raises(UserError, match=r"^stream.impl: got 'triton'; allowed: auto, reference"):
+        finish(run)
+    assert not (tmp_path / "new").exists()
+
+
+def test_how_a_stream_is_computed_may_change(run: Run) -> None:
+    finish(of_stream(run, impl="reference"))
+    assert sessions(run.out) == [0, STEPS]
+    saved = load_run(run.out)
+    assert saved.model.stream.impl == "reference"
+    assert refusal(of_stream(run, key_dim=2)).startswith("model.stream.key_dim: got 2; allowed: 4")
