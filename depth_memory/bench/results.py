@@ -67,8 +67,10 @@ class Results:
             if not self.path.exists():
                 return []
             document = read_json(self.path, "a file of results")
-        except (OSError, UserError) as error:
-            raise UserError(f"--out: {reason(error)}") from error
+        except OSError as error:
+            raise UserError(f"--out: cannot read {self.path}: {reason(error)}") from error
+        except UserError as error:
+            raise UserError(f"--out: {error}") from error
         rows = document.pop("rows", None)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"--out: {self.path}: not a file of results (it has no rows)")

@@ -59,7 +59,11 @@ def open_source(name: str | Path) -> Source:
     Raises:
         UserError: Nothing is there, it is of another architecture, or it is damaged.
     """
-    folder = Path(name) if name != "" and Path(name).is_dir() else fetch(str(name))
+    try:
+        there = name != "" and Path(name).is_dir()
+    except OSError as error:
+        raise invalid("source", str(name), f"a directory ({reason(error)})") from error
+    folder = Path(name) if there else fetch(str(name))
     family, config = read_config(folder)
     weights.verify(folder)
     return Source(

@@ -214,8 +214,10 @@ def examine(path: Path) -> tuple[str | None, dict[str, Any]]:
         raise invalid(f"{path / STATE}: format", manifest["format"], allowed)
     broken = misfit(manifest, {"step": int, "config": dict, "data": dict})
     broken = broken or misfit(manifest["files"], {MODEL: dict, OPTIMIZER: dict})
-    if broken is not None or manifest["step"] != step_of(path):
-        return f"{STATE} has no valid {broken or 'step'}", {}
+    if broken is not None:
+        return f"{STATE} has no valid {broken}", {}
+    if NAME.fullmatch(path.name) and manifest["step"] != step_of(path):
+        return f"{STATE} is that of step {manifest['step']}", {}
     return damage(path, manifest["files"]), manifest
 
 

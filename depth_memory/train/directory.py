@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import misfit, read_json
+from depth_memory.files import misfit, read_json, reason
 from depth_memory.train import checkpoint, files, schedule, serial
 from depth_memory.train.config import Run
 from depth_memory.train.metrics import Record, check_complete, read_metrics
@@ -62,7 +62,8 @@ def lock(out: Path) -> Generator[None]:
     Raises:
         UserError: Another process holds it, or it cannot be written.
     """
-    made = [path for path in (out, *out.parents) if not path.exists()]
+    # unlike that of a path, this `exists` leaves it to what follows to say what cannot be
+    made = [path for path in (out, *out.parents) if not os.path.exists(path)]
     with open_lock(out):
         try:
             yield
@@ -85,7 +86,8 @@ def open_lock(out: Path) -> TextIO:
             out.mkdir(parents=True, exist_ok=True)
             file = (out / LOCK).open("a")
         except OSError as error:
-            raise invalid("out", str(out), f"a directory that can be written ({error})") from error
+            allowed = f"a directory that can be written ({reason(error)})"
+            raise invalid("out", str(out), allowed) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
