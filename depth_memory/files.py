@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 """What lies at a path and is no file to replace."""
+
+LARGEST, DEEPEST = 2**26, 64
+"""Bytes of a JSON file, and levels of objects and lists in it, beyond which it is none of ours."""
 
 
 def reason(error: Exception) -> str:
@@ -70,6 +73,58 @@ def _check_finite(value: Any, name: str) -> None:
         raise invalid(name or "result", value, "a finite number")
 
 
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: Of the file.
+        what: It should be, with its article, for the error.
+
+    Raises:
+        UserError: It is not there, or anything else than a JSON object of a sane size and depth.
+    """
+    try:
+        return _json(path)[1]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not {what} ({reason(error)})") from error
+
+
+def misfit(content: Mapping[str, Any], kinds: Mapping[str, type]) -> str | None:
+    """The first key whose value is missing or of another kind; None if all are as they should be.
+
+    A truth value is no number.
+    """
+    return next((name for name, kind in kinds.items() if type(content.get(name)) is not kind), None)
+
+
+def _json(path: Path) -> tuple[str, dict[str, Any]]:
+    """A file's text, and the JSON object that it holds; `OSError` or `ValueError` otherwise."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError("not a regular file")  # one that could block, or never end
+    with path.open("rb") as file:
+        text = file.read(LARGEST + 1).decode()
+    if len(text) > LARGEST:
+        raise UserError(f"longer than {LARGEST} bytes")
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise UserError("nested too deeply") from error
+    if not isinstance(content, dict):
+        raise UserError("no JSON object")
+    level: list[Any] = [content]
+    for _ in range(DEEPEST):
+        level = [item for value in level for item in _items(value)]
+    if level:
+        raise UserError("nested too deeply")
+    return text, content
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def sealed(manifest: dict[str, Any]) -> str:
     """A manifest as text, with a checksum of its own."""
     digest = hashlib.sha256(dumps(manifest).encode()).hexdigest()
@@ -77,18 +132,26 @@ def sealed(manifest: dict[str, Any]) -> str:
 
 
 def read_sealed(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Why what `sealed` wrote cannot be used, or None, and the manifest."""
+    """Why what `sealed` wrote of `inventory` cannot be used, or None, and the manifest."""
     try:
-        text = path.read_bytes().decode()
-        manifest = json.loads(text)
+        text, manifest = _json(path)
         stated = {key: value for key, value in manifest.items() if key != "checksum"}
         if sealed(stated) != text:
             return f"{path.name} was altered", {}
     except FileNotFoundError:
         return f"{path.name} is missing", {}
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{path.name} cannot be read ({error})", {}
-    return None, manifest
+    except (OSError, ValueError) as error:
+        return f"{path.name} cannot be read ({reason(error)})", {}
+    broken = misfit(manifest, {"format": int, "files": dict}) or _misfit_entry(manifest["files"])
+    return (None, manifest) if broken is None else (f"{path.name} has no valid {broken}", {})
+
+
+def _misfit_entry(inventory: dict[str, Any]) -> str | None:
+    kinds = {"bytes": int, "sha256": str}
+    for name, entry in inventory.items():
+        if not isinstance(entry, dict) or misfit(entry, kinds) or Path(name).name != name:
+            return f"files.{name}"
+    return None
 
 
 def inventory(paths: Iterable[Path]) -> dict[str, Any]:

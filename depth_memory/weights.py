@@ -19,7 +19,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import damage, inventory, read_sealed, reason, sealed, write_durably
+from depth_memory.files import (
+    damage,
+    inventory,
+    read_json,
+    read_sealed,
+    reason,
+    sealed,
+    write_durably,
+)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -134,11 +142,10 @@ def check_there(folder: Path) -> None:
 
 
 def _index(path: Path) -> dict[str, str]:
-    try:
-        placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        files = {str(file) for file in placed.values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
+    placed = read_json(path, "an index of weights").get("weight_map")
+    if not isinstance(placed, dict):
+        raise UserError(f"{path}: cannot be read: weight_map is no object")
+    files = {str(file) for file in placed.values()}
     if any(Path(file).name != file for file in files):
         raise UserError(f"{path}: places weights outside its folder")
     return placed

@@ -4,12 +4,21 @@ import errno
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 
+from depth_memory import files
 from depth_memory.cli.outputs import check_file
 from depth_memory.errors import UserError
-from depth_memory.files import dumps, replaced_file, write_durably
+from depth_memory.files import (
+    dumps,
+    read_json,
+    read_sealed,
+    replaced_file,
+    sealed,
+    write_durably,
+)
 
 
 def write_half(path):
@@ -90,3 +99,50 @@ def test_json_has_no_number_that_is_not_finite(value, name):
 def test_json_of_finite_numbers_comes_back():
     value = {"a": [1.5, None, True, "é", {"b": []}]}
     assert json.loads(dumps(value)) == value
+
+
+NO_OBJECT = {
+    "deep": b"[" * 100_000,
+    "deep, but closed": b'{"a":' * 70 + b"1" + b"}" * 70,
+    "list": b"[1]",
+    "not UTF-8": b'{"a": "\xff"}',
+    "cut": b'{"a": ',
+}
+
+
+@pytest.mark.parametrize("name", NO_OBJECT)
+def test_what_is_no_json_object_is_one_line(tmp_path, name):
+    path = tmp_path / "a.json"
+    path.write_bytes(NO_OBJECT[name])
+    with pytest.raises(UserError) as error:
+        read_json(path, "a thing")
+    assert str(error.value).startswith(f"{path}: not a thing (")
+    assert "\n" not in str(error.value)
+    assert read_sealed(path)[0].startswith("a.json cannot be read (")
+
+
+def test_what_could_block_or_never_end_is_not_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UserError, match="not a regular file"):
+            read_json(path, "a thing")
+    monkeypatch.setattr(files, "LARGEST", 4)
+    (tmp_path / "long").write_text('{"a": 1}')
+    with pytest.raises(UserError, match="longer than 4 bytes"):
+        read_json(tmp_path / "long", "a thing")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "missing"),
+    [
+        ({"files": {}}, "format"),
+        ({"format": True, "files": {}}, "format"),
+        ({"format": 1}, "files"),
+        ({"format": 1, "files": {"a": 3}}, "files.a"),
+        ({"format": 1, "files": {"../a": {"bytes": 1, "sha256": ""}}}, "files.../a"),
+    ],
+)
+def test_a_sealed_manifest_without_its_parts(tmp_path, manifest, missing):
+    path = tmp_path / "a.json"
+    path.write_text(sealed(manifest))
+    assert read_sealed(path) == (f"a.json has no valid {missing}", {})

@@ -10,6 +10,7 @@ from depth_memory.bench.measure import Plan as Plan
 from depth_memory.bench.methods import Method as Method
 from depth_memory.bench.methods import parse_method as parse_method
 from depth_memory.bench.model import measure_models as measure_models
+from depth_memory.bench.ops import check_device as check_device
 from depth_memory.bench.ops import check_sizes as check_sizes
 from depth_memory.bench.ops import measure_ops as measure_ops
 from depth_memory.bench.passes import Sizes as Sizes

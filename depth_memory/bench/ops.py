@@ -68,6 +68,13 @@ def check_sizes(sizes: Sequence[Sizes]) -> None:
             raise invalid("--groups", size.groups, f"a divisor of the width {size.width}")
 
 
+def check_device(device: torch.device) -> None:
+    """Raise where no kernel can run: a copy alone says nothing."""
+    against = [_impl.obstacle(op, device) for op, _ in PASSES.values() if op is not None]
+    if against and None not in against:
+        raise invalid("--device", str(device), f"one that runs the kernels ({against[0]})")
+
+
 def _measured(
     named: Row, size: Sizes, plan: Plan, device: torch.device, bandwidth: float | None
 ) -> Row:

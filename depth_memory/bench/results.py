@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import dumps, reason, replaced_file
+from depth_memory.files import dumps, read_json, reason, replaced_file
 from depth_memory.train import provenance
 
 Row = dict[str, Any]
@@ -64,13 +64,16 @@ class Results:
 
     def _read(self) -> list[Row]:
         try:
-            document = json.loads(self.path.read_text())
-            rows = document.pop("rows")
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            allowed = f"a file of results, or none ({reason(error)})"
-            raise invalid("--out", str(self.path), allowed) from error
+            if not self.path.exists():
+                return []
+            document = read_json(self.path, "a file of results")
+        except OSError as error:
+            raise UserError(f"--out: cannot read {self.path}: {reason(error)}") from error
+        except UserError as error:
+            raise UserError(f"--out: {error}") from error
+        rows = document.pop("rows", None)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"--out: {self.path}: not a file of results (it has no rows)")
         for name, value in self.header.items():
             if document.get(name) != value:
                 raise self._other(name, document.get(name), value)

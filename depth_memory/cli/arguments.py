@@ -68,7 +68,8 @@ def epilog(examples: str) -> str:
 
 def unknown(option: str, prog: str) -> UserError:
     """The error for an argument that a command does not have."""
-    return UserError(f"argument: got {shown(option)}; allowed: what {prog} --help lists")
+    name = option.partition("=")[0] if option.startswith("--") else option
+    return UserError(f"argument: got {shown(name)}; allowed: what {prog} --help lists")
 
 
 class Number:
@@ -127,6 +128,6 @@ _LINES = (
     (r"argument (\S+): ignored explicit argument (.*)", r"\1: got \2; allowed: no value"),
     (r"argument (\S+): (.*)", r"\1: \2"),
     (r"the following arguments are required: (.*)", r"\1: got nothing; allowed: HELP"),
-    (r"unrecognized arguments: (.*)", r"argument: got '\1'; allowed: HELP"),
+    (r"unrecognized arguments: (--[^\s=]+|\S*).*", r"argument: got '\1'; allowed: HELP"),
 )
 """Pattern of a message -> what we say instead."""

@@ -105,6 +105,7 @@ def run_ops(args: argparse.Namespace) -> None:
         for n, d, k, w in itertools.product(args.tokens, args.width, args.key_dim, args.window)
     ]
     bench.check_sizes(sizes)
+    bench.check_device(device)
     plan = bench.Plan(rounds=args.rounds, repeats=args.repeats, seed=args.seed)
     configuration = {"what": "ops", "dtype": "bfloat16", **asdict(plan)}
     results = bench.Results(args.out, configuration=configuration, device=device, key=KEY)

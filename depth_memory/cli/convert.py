@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +83,7 @@ def _located(source: str) -> str | Path:
     """The model that a directory of a run means; whatever else is given as it is."""
     from depth_memory.cli import loading
 
-    return loading.locate(Path(source)) if source and Path(source).is_dir() else source
+    return loading.locate(Path(source)) if os.path.isdir(source) else source
 
 
 def _stream(args: argparse.Namespace) -> Any:

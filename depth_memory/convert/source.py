@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from depth_memory import weights
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason
+from depth_memory.files import read_json, reason
 from depth_memory.models.config import DepthConfig
 from depth_memory.models.families import FAMILIES, PREFIX
 from depth_memory.models.registry import config_for
@@ -60,7 +59,11 @@ def open_source(name: str | Path) -> Source:
     Raises:
         UserError: Nothing is there, it is of another architecture, or it is damaged.
     """
-    folder = Path(name) if name != "" and Path(name).is_dir() else fetch(str(name))
+    try:
+        there = name != "" and Path(name).is_dir()
+    except OSError as error:
+        raise invalid("source", str(name), f"a directory ({reason(error)})") from error
+    folder = Path(name) if there else fetch(str(name))
     family, config = read_config(folder)
     weights.verify(folder)
     return Source(
@@ -97,14 +100,12 @@ def read_config(folder: Path) -> tuple[str, PreTrainedConfig]:
         UserError: There is none, or of an architecture that no stream can be given to.
     """
     path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        model_type = content["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the configuration of a model: {reason(error)}") from error
+    content = read_json(path, "the configuration of a model")
+    model_type = str(content.get("model_type"))
     choose(f"{path}: model_type", model_type, [*FAMILIES, *(PREFIX + name for name in FAMILIES)])
-    if content.get("quantization_config") is not None:
-        method = content["quantization_config"].get("quant_method")
+    quantized = content.get("quantization_config")
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise invalid(f"{path}: quantization_config", method, "none: weights of whole numbers")
     family = model_type.removeprefix(PREFIX)
     plain: Any = FAMILIES[family].causal_lm.config_class

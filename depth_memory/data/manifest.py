@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason, write_durably
+from depth_memory.files import misfit, read_json, write_durably
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
@@ -106,31 +106,22 @@ def read_manifest(directory: Path) -> Manifest:
             separator policy that this version does not know.
     """
     path = directory / MANIFEST_FILE
-    content = _content(path)
-    if content.get("format") != FORMAT:
+    if not path.exists():
+        raise UserError(f"{directory}: not a prepared corpus: no {MANIFEST_FILE}")
+    content = read_json(path, "the manifest of a corpus")
+    if misfit(content, {"format": int}) or content["format"] != FORMAT:
         raise invalid(f"{path}: format", content.get("format"), str(FORMAT))
     if content.pop("checksum", None) != _checksum(content):
         raise UserError(f"{path}: altered since it was written (checksum); prepare the data again")
     try:
         manifest = _manifest(content)
+        expected, found = token_dtype(manifest.vocab_size), np.dtype(manifest.dtype)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a manifest of format {FORMAT}: {error}") from error
     choose(f"{path}: separator", manifest.recipe.separator, SEPARATORS)
-    if np.dtype(manifest.dtype) != token_dtype(manifest.vocab_size):
-        raise invalid(f"{path}: dtype", manifest.dtype, token_dtype(manifest.vocab_size).str)
+    if found != expected:
+        raise invalid(f"{path}: dtype", manifest.dtype, expected.str)
     return manifest
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path.parent}: not a prepared corpus: no {MANIFEST_FILE}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: damaged: {reason(error)}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: damaged: not a JSON object")
-    return content
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ def debug() -> Run:
             stream=LDMConfig(key_dim=4, groups=2, read_rank=8, write_rank=8),
         ),
         optim=OptimSpec(lr=3e-3),
-        schedule=ScheduleSpec(warmup=2),
+        schedule=ScheduleSpec(warmup=1),
         steps=10,
         rows=4,
         length=32,

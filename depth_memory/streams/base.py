@@ -194,9 +194,23 @@ class Stream(StreamModule, ABC):
         super().__init_subclass__(**options)
         if "port" in vars(cls):
             cls.port = _within_sites(cls.port)  # ty: ignore[invalid-assignment]
+        if "start" in vars(cls):
+            cls.start = _of_width(cls.start)  # ty: ignore[invalid-assignment]
 
     def preserve_(self) -> None:
         """As `Port.preserve_`, for what the stream itself owns; nothing by default."""
+
+
+def _of_width(begin: Callable[[Any, Tensor], State]) -> Callable[[Any, Tensor], State]:
+    """A stream's `start` that refuses tokens of another width."""
+
+    @functools.wraps(begin)
+    def start(self: Stream, x: Tensor) -> State:
+        if x.ndim == 0 or x.shape[-1] != self.dim:
+            raise invalid("x: shape", list(x.shape), f"[..., {self.dim}], the width of the stream")
+        return begin(self, x)
+
+    return start
 
 
 def _within_sites(make: Callable[[Any, int], Port]) -> Callable[[Any, int], Port]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from depth_memory.errors import UserError, invalid
+from depth_memory.files import misfit, read_json
 from depth_memory.sweep.description import Sweep
 from depth_memory.train import Run, checkpoint, directory, files, serial
 
@@ -83,22 +84,28 @@ def _recorded(out: Path) -> dict[str, Any]:
         if used:
             raise invalid("out", str(out), f"a new directory, or one with the {SWEEP} of a sweep")
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version, runs = content["format"], dict(content["runs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the description of a sweep ({error})") from error
-    if version > FORMAT:
+    content = read_json(path, "the description of a sweep")
+    _check_kinds(path, content, {"format": int, "runs": dict})
+    _check_version(path, content)
+    return content["runs"]
+
+
+def _check_kinds(path: Path, content: dict[str, Any], kinds: Mapping[str, type]) -> None:
+    broken = misfit(content, kinds)
+    if broken is not None:
+        raise UserError(f"{path}: damaged ({broken} is missing or of another kind)")
+
+
+def _check_version(path: Path, content: dict[str, Any]) -> None:
+    if content["format"] > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
-        raise invalid(f"{path}: format", version, allowed)
-    return runs
+        raise invalid(f"{path}: format", content["format"], allowed)
 
 
 def _check_same(name: str, run: Run, saved: Any, path: Path) -> None:
     """Refuse other values, but for the fields that a resume may change."""
-    ours, theirs = run.as_dict(), Run.from_dict(saved).as_dict()
-    for field in directory.MAY_CHANGE:
-        serial.assign(theirs, field, serial.lookup(ours, field))
+    runs = (run, Run.from_dict(saved))
+    ours, theirs = (directory.without(each, directory.MAY_CHANGE) for each in runs)
     field = serial.first_difference(ours, theirs)
     if field is not None:
         allowed = f"{serial.lookup(theirs, field)!r}, as in {path}, or another --out"
@@ -151,11 +158,10 @@ def _progress(run: Run) -> str:
 
 def _read(path: Path) -> Result:
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        version, _ = result.pop("format"), result["status"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not the result of a run ({error}); delete it to go on") from error
-    if version > FORMAT:
-        allowed = f"up to {FORMAT} (written by a newer depth-memory)"
-        raise invalid(f"{path}: format", version, allowed)
+        result = read_json(path, "the result of a run")
+        _check_kinds(path, result, {"format": int, "run": str, "status": str, "config": dict})
+    except UserError as error:
+        raise UserError(f"{error}; delete it to go on") from error
+    _check_version(path, result)
+    del result["format"]
     return result

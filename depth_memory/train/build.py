@@ -78,11 +78,13 @@ def prepare(
         The network to call, and the float32 weights: those to optimise, and frozen ones.
 
     Raises:
-        UserError: Nothing is left to train.
+        UserError: Nothing is left to train, or the stream cannot run on the device.
     """
     torch.manual_seed(run.seed)
     model = build_model(run.model, vocab_size, end_id) if config is None else build_from(config)
     model = model.to(world.device)
+    with torch.no_grad():  # what cannot run here says so before a directory is made for it
+        model.model.stream.start(torch.zeros(1, 1, run.model.width, device=world.device))
     if run.freeze == "backbone":
         _freeze_backbone_(model)
     if run.checkpointing:

@@ -5,8 +5,8 @@ A checkpoint is a directory `step-00000100` with
 - `model.safetensors`: the float32 weights, and `config.json` and `tokenizer.json` beside them, so
   that transformers can load the directory;
 - `optimizer.safetensors`: moments and step of AdamW by parameter;
-- `state.json`: step, configuration, data, versions, size and SHA-256 of every file, and a checksum
-  of all that.
+- `state.json`: step, configuration, data, versions, number of records so far, size and SHA-256 of
+  every file, and a checksum of all that.
 
 It is written under another name, made durable, and renamed; older ones go only after that. Nothing
 else needs saving: data order and randomness are functions of seed and step.
@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import damage, inventory, read_sealed, reason, sealed
+from depth_memory.files import damage, inventory, misfit, read_sealed, reason, sealed
 from depth_memory.train import files, parallel
 
 FORMAT = 1
@@ -78,7 +78,7 @@ def save(
         weights: Name to tensor.
         moments: Name to tensor.
         texts: Further files: name to content.
-        facts: What `state.json` says beside step and files: configuration, data, versions.
+        facts: What `state.json` says beside step and files: configuration, data, versions, records.
         keep: How many stay, this one included.
 
     Returns:
@@ -212,6 +212,12 @@ def examine(path: Path) -> tuple[str | None, dict[str, Any]]:
     if manifest["format"] > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
         raise invalid(f"{path / STATE}: format", manifest["format"], allowed)
+    broken = misfit(manifest, {"step": int, "config": dict, "data": dict})
+    broken = broken or misfit(manifest["files"], {MODEL: dict, OPTIMIZER: dict})
+    if broken is not None:
+        return f"{STATE} has no valid {broken}", {}
+    if NAME.fullmatch(path.name) and manifest["step"] != step_of(path):
+        return f"{STATE} is that of step {manifest['step']}", {}
     return damage(path, manifest["files"]), manifest
 
 

@@ -12,7 +12,6 @@ at once.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -21,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason
+from depth_memory.files import misfit, read_json, reason
 from depth_memory.train import checkpoint, files, schedule, serial
 from depth_memory.train.config import Run
-from depth_memory.train.metrics import Record, read_metrics
+from depth_memory.train.metrics import Record, check_complete, read_metrics
 
 FORMAT = 1
 RUN = "run.json"
@@ -48,6 +47,7 @@ MAY_CHANGE = (
     "keep",
     "log_every",
     "loggers",
+    "model.stream.impl",
 )
 """Fields that a resume may change: where things are, what is reported, and how the same step is
 computed. `steps` and `schedule` may change as far as they change no learning rate already used."""
@@ -62,7 +62,8 @@ def lock(out: Path) -> Generator[None]:
     Raises:
         UserError: Another process holds it, or it cannot be written.
     """
-    made = [path for path in (out, *out.parents) if not path.exists()]
+    # unlike that of a path, this `exists` leaves it to what follows to say what cannot be
+    made = [path for path in (out, *out.parents) if not os.path.exists(path)]
     with open_lock(out):
         try:
             yield
@@ -85,7 +86,8 @@ def open_lock(out: Path) -> TextIO:
             out.mkdir(parents=True, exist_ok=True)
             file = (out / LOCK).open("a")
         except OSError as error:
-            raise invalid("out", str(out), f"a directory that can be written ({error})") from error
+            allowed = f"a directory that can be written ({reason(error)})"
+            raise invalid("out", str(out), allowed) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -143,6 +145,8 @@ def find_start(run: Run, identity: dict[str, Any], resume: Resume) -> Start:
         records = read_metrics(run.out / METRICS)
         if found is None:
             _check_nothing_lost(run.out, saved, records)
+        else:
+            check_complete(run.out / METRICS, records, step, found.manifest.get("records"))
     if found is None:
         return Start()
     check_same(run, identity, found.manifest, found.path, step)
@@ -189,8 +193,8 @@ def check_same(
     """
     theirs = located(_run_of(saved, where))
     dropped = [*MAY_CHANGE, *(("steps", "schedule") if _same_past(run, theirs, step) else ())]
-    ours = {**_without(run, dropped), "data": identity}
-    others = {**_without(theirs, dropped), "data": saved["data"]}
+    ours = {**without(run, dropped), "data": identity}
+    others = {**without(theirs, dropped), "data": saved["data"]}
     name = serial.first_difference(ours, others)
     if name is not None:
         allowed = f"{serial.lookup(others, name)!r}, as in {where}"
@@ -228,11 +232,8 @@ def read_description(out: Path) -> dict[str, Any]:
         UserError: It is not there, is damaged, or was written by a newer version.
     """
     path = out / RUN
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not the description of a run ({reason(error)})") from error
-    version = content.get("format") if isinstance(content, dict) else None
+    content = read_json(path, "the description of a run")
+    version = content.get("format")
     if isinstance(version, int) and version > FORMAT:
         allowed = f"up to {FORMAT} (written by a newer depth-memory)"
         raise invalid(f"{path}: format", version, allowed)
@@ -242,16 +243,16 @@ def read_description(out: Path) -> dict[str, Any]:
     return content
 
 
-def _broken(content: Any) -> str | None:
+def _broken(content: dict[str, Any]) -> str | None:
     """The first part of `run.json` that is not as a run wrote it."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        return "format"
-    sessions = content.get("sessions")
-    if not isinstance(sessions, list) or not all(isinstance(entry, dict) for entry in sessions):
-        return "sessions"
-    parts = {"origin": {}, **content}
-    named = ("config", "data", "origin")
-    return next((name for name in named if not isinstance(parts.get(name), dict)), None)
+    kinds = {"format": int, "sessions": list, "config": dict, "data": dict, "origin": dict}
+    broken = misfit({"origin": {}, **content}, kinds)
+    if broken is not None or content["format"] != FORMAT:
+        return broken or "format"
+    for entry in content["sessions"]:
+        if not isinstance(entry, dict) or misfit(entry, {"from_step": int}):
+            return "sessions"
+    return None
 
 
 def load_run(out: Path) -> Run:
@@ -280,11 +281,12 @@ def _run_of(saved: dict[str, Any], where: Path) -> Run:
         raise UserError(f"{where}: {error}") from error
 
 
-def _without(run: Run, names: Iterable[str]) -> dict[str, Any]:
+def without(run: Run, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a run but for those named; not every stream has every field."""
     fields = run.as_dict()
     for name in names:
         group, _, field = name.rpartition(".")
-        (fields[group] if group else fields).pop(field)
+        (serial.lookup(fields, group) if group else fields).pop(field, None)
     return fields
 
 

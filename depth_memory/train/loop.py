@@ -184,8 +184,7 @@ def _steps(session: Session, first: int, report: Report) -> Evaluation:
         if evaluation is not None or _due(done, run.log_every, run.steps):
             report.write(record)
         if _due(done, run.save_every, run.steps):
-            report.sync()
-            _save(session, done)
+            _save(session, done, records=report.sync())
     return _evaluate(session) if evaluation is None else evaluation
 
 
@@ -251,13 +250,14 @@ def _evaluate(session: Session) -> Evaluation:
     )
 
 
-def _save(session: Session, step: int) -> None:
+def _save(session: Session, step: int, *, records: int) -> None:
     run = session.run
     weights, moments = checkpoint.collect(session.weights.named, session.optimizer)
     facts: dict[str, Any] = {
         "config": run.as_dict(),
         "data": session.corpus.identity,
         "versions": provenance.versions(),
+        "records": records,
     }
 
     def write() -> None:

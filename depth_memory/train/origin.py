@@ -7,7 +7,6 @@ from which a resume then reads it: a run that has begun needs its origin no more
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torch import nn
 from depth_memory import weights
 from depth_memory.data import TokenData, load_tokenizer
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason, sha256_of
+from depth_memory.files import read_json, reason, sha256_of
 from depth_memory.train import directory, parallel, serial
 from depth_memory.train.config import ModelSpec, Run
 
@@ -70,14 +69,11 @@ def read_config(folder: Path) -> DepthConfig:
     from depth_memory.models import FAMILIES, config_for
 
     path = folder / "config.json"
-    try:
-        model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the configuration of a model: {reason(error)}") from error
+    model_type = str(read_json(path, "the configuration of a model").get("model_type"))
     if model_type in FAMILIES:
         allowed = "a model with a stream; depth-memory convert gives it one, preln or another"
         raise invalid(f"{path}: model_type", model_type, allowed)
-    choose(f"{path}: model_type", str(model_type), [f"depth_{name}" for name in FAMILIES])
+    choose(f"{path}: model_type", model_type, [f"depth_{name}" for name in FAMILIES])
     try:
         return config_for(model_type.removeprefix("depth_")).from_pretrained(folder)
     except UserError as error:
@@ -113,6 +109,8 @@ def read_network(run: Run, folder: Path) -> Network:
         UserError: It is not there, or not the network that the run describes.
     """
     config = read_config(folder)
+    if run.model.stream.name == config.stream["name"] and "impl" in config.stream:
+        config.stream = {**config.stream, "impl": run.model.stream.impl}  # not of the network
     ours, theirs = serial.encode(run.model), serial.encode(spec_of(config))
     config.dtype = None  # that of the weights, which are float32 in a checkpoint
     name = serial.first_difference(ours, theirs)

@@ -52,10 +52,16 @@ class Report:
         """Say something once."""
         self._progress.note(text)
 
-    def sync(self) -> None:
-        """Make the records durable."""
-        if self._file is not None:
-            self._file.sync()
+    def sync(self) -> int:
+        """Make the records durable.
+
+        Returns:
+            How many the file has, in the main process.
+        """
+        if self._file is None:
+            return 0
+        self._file.sync()
+        return self._file.count
 
 
 def _progress(run: Run, step: int, show: bool | Progress) -> Progress:

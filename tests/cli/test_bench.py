@@ -175,7 +175,7 @@ WRONG = {
         "--rounds: got '0'; allowed: a whole number, at least 1, at most 1000000",
     ),
     "figure": (["--figure", "a.exe"], "--figure: got 'a.exe'; allowed: a name that ends in"),
-    "out": (["--out", "."], "--out: got '.'; allowed: a file of results, or none (Is a directory)"),
+    "out": (["--out", "."], "--out: .: not a file of results (Is a directory)"),
 }
 
 
@@ -198,7 +198,7 @@ def test_a_file_of_something_else_is_left_alone(command, tmp_path):
     assert command("bench", "ops", "--tokens", 2, "--width", 8, "--out", out).code == 2
     assert out.read_bytes() == whole
     out.write_text("[1]")
-    assert "allowed: a file of results" in command("bench", "model", "--out", out).err
+    assert "not a file of results" in command("bench", "model", "--out", out).err
     assert out.read_text() == "[1]"
 
 

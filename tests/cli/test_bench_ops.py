@@ -60,3 +60,11 @@ def test_groups_must_divide_the_width(command, tmp_path):
     done = command("bench", "ops", "--width", 10)
     assert done.err == "error: --groups: got 4; allowed: a divisor of the width 10\n"
     assert (done.code, list(tmp_path.iterdir())) == (2, [])
+
+
+def test_a_device_without_kernels_is_refused_and_nothing_is_written(command, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    done = command("bench", "ops", "--device", "cpu")
+    assert (done.code, list(tmp_path.iterdir())) == (2, [])
+    assert done.err.startswith("error: --device: got 'cpu'; allowed: one that runs the kernels (T")
+    assert len(done.lines) == 1

@@ -17,6 +17,8 @@ from tests.cli.conftest import on, write_texts
 
 TRAIN = ["train", "debug", "--print-config"]
 
+LONG = 300 * "a"
+
 WRONG_ARGUMENTS = {
     "no command": ([], "COMMAND: got nothing"),
     "unknown command": (["fly"], "COMMAND: got 'fly'; allowed: 'train', "),
@@ -28,7 +30,15 @@ WRONG_ARGUMENTS = {
     "unknown preset to explain": (["train", "fly", "--help"], "preset: got 'fly'; allowed: "),
     "unknown stream": ([*TRAIN, "--stream", "fly"], "stream: got 'fly'; allowed: attnres, "),
     "no stream": ([*TRAIN, "--stream"], "--stream: got nothing; allowed: "),
-    "unknown field": ([*TRAIN, "--optim.lrr", "1"], "argument: got '--optim.lrr"),
+    "unknown field": ([*TRAIN, "--optim.lrr", "1"], "argument: got '--optim.lrr'; allowed: "),
+    "unknown field with =": ([*TRAIN, "--nosuch=1"], "argument: got '--nosuch'; allowed: "),
+    "unknown option with =": (["doctor", "--fast=1"], "argument: got '--fast'; allowed: "),
+    "long name of a run": (["train", "debug", "--out", LONG], f"out: got '{LONG[:190]}"),
+    "long name of a source": (
+        ["convert", LONG, "--out", "new", "--stream", "ldm"],
+        f"source: got '{LONG[:190]}",
+    ),
+    "long name of rows": (["bench", "model", "--out", LONG], "--out: cannot read aaa"),
     "field of another stream": ([*TRAIN, "--model.stream.lanes", "3"], "argument: got '--model."),
     "no value": ([*TRAIN, "--steps"], "--steps: got nothing; allowed: one argument"),
     "not a number": ([*TRAIN, "--optim.lr", "high"], "optim.lr: got 'high'; allowed: a finite"),

@@ -49,6 +49,10 @@ BROKEN = {
         lambda d: configured(d, model_type="gpt2"),
         "model_type: got 'gpt2'; allowed: depth_llama, depth_qwen3, llama, qwen3",
     ),
+    "a configuration nested too deeply": (
+        lambda d: (d / "config.json").write_text("[" * 100_000),
+        "config.json: not the configuration of a model (nested too deeply)",
+    ),
     "quantised weights": (
         lambda d: configured(d, quantization_config={"quant_method": "gptq"}),
         "quantization_config: got 'gptq'; allowed: none",

@@ -207,7 +207,13 @@ def test_an_edited_manifest_does_not_open(folder, refused, edit):
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [("", "damaged"), ("[]", "damaged"), ("{}", "format"), ('{"format": 2}', "allowed: 1")],
+    [
+        ("", "not the manifest"),
+        ("[" * 10**5, "not the manifest"),
+        ("[]", "no JSON object"),
+        ("{}", "format"),
+        ('{"format": 2}', "allowed: 1"),
+    ],
 )
 def test_a_damaged_manifest_does_not_open(folder, refused, content, word):
     (folder / "manifest.json").write_text(content)

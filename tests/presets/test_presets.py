@@ -203,3 +203,7 @@ def test_unknown_names_list_what_there_is():
         presets.get("nope")
     with pytest.raises(UserError, match="stream: got 'nope'; allowed: attnres, "):
         presets.with_stream(presets.debug(), "nope")
+
+
+def test_debug_can_be_a_single_step():
+    replace(presets.get("debug"), steps=1).validate()

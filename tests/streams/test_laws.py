@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 from torch.func import functional_call
 
 from depth_memory import streams
+from depth_memory.errors import UserError
 from depth_memory.streams.ldm_config import AbstractLDMConfig
 from tests.streams.cases import CASES, SITES, D, Network, gradients, randomised, tensors, weighted
 
@@ -219,3 +220,12 @@ def test_a_network_made_on_the_meta_device_can_start_later(config: dict) -> None
         assert value.isfinite().all(), name
         if start.dim() < 2 or not start.any() or name.endswith("static_alpha"):
             assert torch.equal(value, start), name
+
+
+@every_case
+def test_another_width_is_refused(config: dict) -> None:
+    stream = streams.build(config, D, SITES)
+    for shape in ((), (2, D + 2)):
+        with pytest.raises(UserError, match=r"^x: shape: got \[.*; allowed: \[..., ") as error:
+            stream.start(torch.zeros(shape))
+        assert "\n" not in str(error.value)

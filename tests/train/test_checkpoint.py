@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from depth_memory.errors import UserError
+from depth_memory.files import sealed
 from depth_memory.train import checkpoint, files
 from tests.train.processes import call
 
@@ -208,6 +209,25 @@ def test_what_a_kill_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path).path == kept
     files.sweep(tmp_path)
     assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.parametrize("part", ["step", "format", "files", "config", "data"])
+def test_a_state_that_lacks_a_part_falls_back(tmp_path: Path, part: str) -> None:
+    good, bad = save(tmp_path, 5), save(tmp_path, 10)
+    state = json.loads((bad / "state.json").read_text())
+    del state["checksum"], state[part]
+    (bad / "state.json").write_text(sealed(state))
+    found = checkpoint.newest(tmp_path)
+    assert (found.path, found.skipped) == (
+        good,
+        (f"step-00000010: state.json has no valid {part}",),
+    )
+
+
+def test_a_state_that_is_nested_too_deeply_falls_back(tmp_path: Path) -> None:
+    good, bad = save(tmp_path, 5), save(tmp_path, 10)
+    (bad / "state.json").write_text("[" * 100_000)
+    assert checkpoint.newest(tmp_path).path == good
 
 
 def test_damaged_ones_are_set_aside_not_deleted(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(run: Run) -> None
     ("text", "message"),
     [
         ("{", "not the description of a run (Expecting"),
-        ("[1]", "not the description of a run (format is missing or damaged)"),
+        ("[1]", "not the description of a run (no JSON object)"),
         ("\udcff", "not the description of a run ("),
         ("[" * 100_000, "not the description of a run ("),
     ],
@@ -143,6 +143,48 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(run: Run) -> None
 def test_a_description_that_is_none(run: Run, text: str, message: str) -> None:
     (run.out / "run.json").write_text(text, errors="surrogateescape")
     assert refusal(run).startswith(f"{run.out}/run.json: {message}")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("format", True), ("sessions", [{}]), ("sessions", [{"from_step": "x"}])],
+)
+def test_a_description_with_a_part_of_another_kind(run: Run, part: str, value: object) -> None:
+    edit(run.out, lambda content: content.update({part: value}))
+    assert refusal(run).endswith(f"not the description of a run ({part} is missing or damaged)")
+
+
+def foreign(path: Path) -> None:
+    path.write_text('{"step": -5}\n')
+
+
+def first_lost(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def doubled(path: Path) -> None:
+    path.write_text(path.read_text() + '{"step": 6}\n')
+
+
+LOST = f"records up to step {STEPS}, to go on from there; bring it back, or begin again in a new"
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (Path.unlink, f": has 0 of 6 {LOST} directory"),
+        (lambda path: path.write_text(""), f": has 0 of 6 {LOST} directory"),
+        (first_lost, f": has 5 of 6 {LOST} directory"),
+        (foreign, ":1: step: got -5; allowed: a whole number above 0, the step before"),
+        (doubled, ":7: step: got 6; allowed: a whole number above 6, the step before"),
+    ],
+)
+def test_records_that_are_lost_are_not_gone_on_without(
+    run: Run, lose: Callable[[Path], object], message: str
+) -> None:
+    path = run.out / "metrics.jsonl"
+    lose(path)
+    assert refusal(run) == f"{path}{message}"
 
 
 PARTS = ("format", "config", "data", "sessions", "origin")
@@ -238,3 +280,26 @@ def test_places_do_not_depend_on_the_working_directory(
     train(saved)
     assert sessions(run.out) == [0, 1]
     assert "going on from step 1" in capsys.readouterr().err.splitlines()
+
+
+def of_stream(run: Run, **changes: object) -> Run:
+    stream = replace(run.model.stream, **changes)
+    return replace(run, model=replace(run.model, stream=stream))
+
+
+def test_kernels_that_cannot_run_are_refused_before_a_directory_is_made(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    run = of_stream(short(corpus, tmp_path / "new" / "run"), impl="triton")
+    with pytest.raises(UserError, match=r"^stream.impl: got 'triton'; allowed: auto, reference"):
+        finish(run)
+    assert not (tmp_path / "new").exists()
+
+
+def test_how_a_stream_is_computed_may_change(run: Run) -> None:
+    finish(of_stream(run, impl="reference"))
+    assert sessions(run.out) == [0, STEPS]
+    saved = load_run(run.out)
+    assert saved.model.stream.impl == "reference"
+    assert refusal(of_stream(run, key_dim=2)).startswith("model.stream.key_dim: got 2; allowed: 4")

@@ -340,3 +340,14 @@ def test_an_origin_that_changed_before_the_first_checkpoint(
     flip(sorted(source.glob("*.safetensors"))[1])
     with pytest.raises(UserError, match=r"^origin: .*source has other weights than .* began with"):
         train(run, show=False)
+
+
+def test_a_resume_may_compute_the_stream_in_another_way(
+    corpus: Path, source: Path, tmp_path: Path
+) -> None:
+    run = going_on(corpus, source, tmp_path / "run", steps=2, schedule=AT_ONCE, eval_every=0)
+    train(run, show=False)
+    stream = replace(run.model.stream, impl="reference")
+    other = replace(run, model=replace(run.model, stream=stream))
+    train(other, show=False)
+    assert models.DepthLlamaConfig.from_pretrained(run.out / "model").stream["impl"] == "reference"
