@@ -33,6 +33,18 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 MANIFEST = "weights.json"
+TEXTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+"""Text files beside the weights that go along as they are."""
 FORMAT = 1
 DTYPES = {
     "F64": torch.float64,

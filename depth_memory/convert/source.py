@@ -15,20 +15,9 @@ from depth_memory.files import read_json, reason
 from depth_memory.models.config import DepthConfig
 from depth_memory.models.families import FAMILIES, PREFIX
 from depth_memory.models.registry import config_for
-from depth_memory.weights import Weights
+from depth_memory.weights import TEXTS, Weights
 
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
+COMPANIONS = (*TEXTS, "tokenizer.model")
 """Files beside the weights that go along as they are."""
 WANTED = ("*.safetensors", "*.safetensors.index.json", "config.json", *COMPANIONS)
 

@@ -18,12 +18,12 @@ from depth_memory.models.export import MODULE
 from depth_memory.train import checkpoint, files, precision
 from depth_memory.train.build import build_from, build_model
 from depth_memory.train.config import Run
-from depth_memory.train.origin import COMPANIONS, Network
-from depth_memory.weights import INDEX, MANIFEST, read_manifest, write_manifest
+from depth_memory.train.origin import Network
+from depth_memory.weights import INDEX, MANIFEST, TEXTS, read_manifest, write_manifest
 
 OWN = re.compile(
     r"(model(-\d+-of-\d+)?\.safetensors|"
-    + "|".join(map(re.escape, ("config.json", INDEX, MANIFEST, f"{MODULE}.py", *COMPANIONS)))
+    + "|".join(map(re.escape, ("config.json", INDEX, MANIFEST, f"{MODULE}.py", *TEXTS)))
     + ")"
 )
 """Names of the files that `export` may write."""

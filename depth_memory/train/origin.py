@@ -20,22 +20,10 @@ from depth_memory.errors import UserError, choose, invalid
 from depth_memory.files import read_json, reason, sha256_of
 from depth_memory.train import directory, parallel, serial
 from depth_memory.train.config import ModelSpec, Run
+from depth_memory.weights import TEXTS
 
 if TYPE_CHECKING:
     from depth_memory.models.config import DepthConfig
-
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
-"""Text files beside the weights that go along as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +105,7 @@ def read_network(run: Run, folder: Path) -> Network:
     if name is not None:
         allowed = f"{serial.lookup(theirs, name)!r}, as in {folder}"
         raise invalid(f"model.{name}", serial.lookup(ours, name), allowed)
-    found = {name: folder / name for name in COMPANIONS if (folder / name).is_file()}
+    found = {name: folder / name for name in TEXTS if (folder / name).is_file()}
     texts = {name: path.read_text(encoding="utf-8") for name, path in found.items()}
     return Network(config=config, texts=texts)
 

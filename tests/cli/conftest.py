@@ -38,6 +38,23 @@ def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     return run
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def assert_refused(outcome: Outcome, message: str) -> None:
+    """One line on standard error that begins as expected, nothing on standard output, code 2."""
+    assert outcome.out == ""
+    assert len(outcome.lines) == 1, outcome.err
+    assert outcome.lines[0].startswith(f"error: {message}"), outcome.err
+    assert outcome.code == 2
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
 def write_texts(folder: Path, seed: int) -> Path:
     generator = random.Random(seed)
     folder.mkdir()

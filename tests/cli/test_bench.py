@@ -30,9 +30,7 @@ QUICK = (
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def case(**changes):

@@ -11,9 +11,7 @@ from depth_memory.bench.passes import PASSES, Maker
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_ops_are_measured_against_a_copy(command, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from depth_memory import data, evals
-from tests.cli.test_errors import assert_refused
+from tests.cli.conftest import assert_refused
 from tests.evals.examples import HUB, write
 
 NAMES = "wikitext,lambada,piqa,siqa"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import on
-from tests.cli.test_errors import assert_refused, contents
+from tests.cli.conftest import assert_refused, contents, on
 
 
 @pytest.fixture

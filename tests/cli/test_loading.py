@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.cli.conftest import on
-from tests.cli.test_errors import assert_refused, contents, cut, flip
+from tests.cli.conftest import assert_refused, contents, on
+from tests.cli.test_damage import cut, flip
 
 
 @pytest.fixture
