@@ -14,8 +14,9 @@
       "out": "sweeps/first"                        its directory, if not sweeps/NAME
     }
 
-A field is dotted as in `depth-memory train`; `preset` and `stream` may be set like one and act
-first. An axis overrides `set`. The labels of its point name a run: `ldm-lr0.001-wide`.
+A field is dotted as in `depth-memory train`; `preset`, and `stream` or `from` (the directory of a
+saved model to go on from), may be set like one and act first. An axis overrides `set`. The labels
+of its point name a run: `ldm-lr0.001-wide`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 from depth_memory import presets
 from depth_memory.errors import UserError, invalid
 from depth_memory.files import reason
-from depth_memory.train import Run, serial
+from depth_memory.train import Run, continued, serial
 
 KEYS = ("preset", "set", "axes", "out")
 LIMIT = 10_000
@@ -147,7 +148,7 @@ def _axis(name: str, values: Any) -> list[Value]:
         raise invalid(f"axes.{name}", values, "a list of values, or an object of labels")
     if isinstance(values, dict):
         return [Value(label, _object(f"axes.{name}.{label}", v)) for label, v in values.items()]
-    short = "" if name in ("preset", "stream") else name.rpartition(".")[2]
+    short = "" if name in ("preset", "stream", "from") else name.rpartition(".")[2]
     return [Value(f"{short}{_label(value)}", {name: value}) for value in values]
 
 
@@ -168,8 +169,7 @@ def _run(name: str, fields: Fields, out: Path) -> Run:
     fields = dict(fields)
     try:
         run = presets.get(_text("preset", fields.pop("preset", None)))
-        if "stream" in fields:
-            run = presets.with_stream(run, _text("stream", fields.pop("stream")))
+        run = _begun(run, fields.pop("stream", None), fields.pop("from", None))
         if "out" in fields:
             raise invalid("out", fields["out"], "nothing: the sweep names the directory of a run")
         values = run.as_dict()
@@ -180,6 +180,15 @@ def _run(name: str, fields: Fields, out: Path) -> Run:
     except UserError as error:
         raise UserError(f"run {name}: {error}") from error
     return run
+
+
+def _begun(run: Run, stream: Any, source: Any) -> Run:
+    """The run of a preset with another stream, or going on from a saved model."""
+    if source is None:
+        return run if stream is None else presets.with_stream(run, _text("stream", stream))
+    if stream is not None:
+        raise invalid("stream", stream, "nothing beside from, whose model has its own")
+    return continued(run, Path(_text("from", source)))
 
 
 def _refuse_overridden(settings: Mapping[str, Any], axes: Mapping[str, list[Value]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from depth_memory import presets, sweep
+from depth_memory import models, presets, sweep
 from depth_memory.errors import UserError
 from depth_memory.train import Run
 
@@ -58,6 +58,30 @@ def test_an_axis_overrides_what_is_set_and_the_stream_comes_first() -> None:
     assert (runs["hc-seed1"].model.stream.lanes, runs["hc-seed1"].seed) == (3, 1)
 
 
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The configuration of a saved model, which is all that a description looks at."""
+    models.DepthLlamaConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, stream={"name": "hc"}
+    ).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_a_run_may_go_on_from_a_saved_model(saved: Path) -> None:
+    """Then the network is that model's, whatever the preset and the order of the fields."""
+    arms = {"grafted": {"optim.stream_lr": 0.01, "from": str(saved)}, "new": {"stream": "mhc"}}
+    runs = resolve({"preset": "debug", "axes": {"arm": arms, "seed": [0, 1]}})
+    run = runs["grafted-seed1"]
+    assert (run.origin, run.optim.stream_lr, run.seed) == (saved, 0.01, 1)
+    assert (run.model.width, run.model.depth, run.model.stream.name) == (48, 3, "hc")
+    assert (runs["new-seed0"].origin, runs["new-seed0"].model.stream.name) == (None, "mhc")
+
+
+def test_a_saved_model_has_its_own_stream(saved: Path) -> None:
+    with pytest.raises(UserError, match="stream: got 'ldm'; allowed: nothing beside from"):
+        resolve({"preset": "debug", "set": {"from": str(saved), "stream": "ldm"}})
+
+
 def test_settings_come_over_the_description(write: Callable[[dict], Path]) -> None:
     path = write({"preset": "debug", "set": {"seed": 5}, "out": "elsewhere"})
     loaded = sweep.load(str(path), settings={"seed": 7, "preset": "demo"})
@@ -82,6 +106,10 @@ WRONG = {
     "unknown stream": (
         {"preset": "debug", "axes": {"stream": ["ldm", "fly"]}},
         "run fly: stream: got 'fly'; allowed: attnres, ",
+    ),
+    "no saved model": (
+        {"preset": "debug", "set": {"from": "nowhere"}},
+        "run debug: nowhere/config.json: ",
     ),
     "value of another kind": (
         {"preset": "debug", "axes": {"optim.lr": ["high"]}},
