@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from depth_memory import models, streams
+from depth_memory.bench import public
 from depth_memory.bench.cases import Case
 from depth_memory.errors import choose, invalid
 from depth_memory.ops import _impl
@@ -32,24 +33,30 @@ class Method:
 
     name: str
     stream: Mapping[str, Any] | None
+    kernels: str | None = None
+    """The public package whose kernels carry it; ours if not given."""
 
 
 def parse_method(text: str) -> Method:
-    """A method from `ldm:key_dim=8,window=8`, for example.
+    """A method from `ldm:key_dim=8,window=8` or `mhc@liger`, for example.
 
     Raises:
-        UserError: The stream or a field is unknown, or a value is out of range.
+        UserError: The stream or a field is unknown, or a value is out of range; or the kernels are
+            not to be had.
     """
-    name, colon, rest = text.partition(":")
+    title, colon, rest = text.partition(":")
+    name, at, kernels = title.partition("@")
     choose("--method", name, (*streams.STREAMS, ORIGINAL))
     settings = dict(_setting(part, text) for part in rest.split(",")) if colon else {}
     if name == ORIGINAL:
-        if colon:
+        if colon or at:
             raise invalid("--method", text, f"{ORIGINAL}, which has no fields")
         return Method(name=text, stream=None)
     stream = {"name": name, **settings}
     streams.resolve(stream)
-    return Method(name=text, stream=stream)
+    if at:
+        public.check(kernels, name)
+    return Method(name=text, stream=stream, kernels=kernels if at else None)
 
 
 def _setting(part: str, text: str) -> tuple[str, Any]:
@@ -84,6 +91,8 @@ def build(method: Method, case: Case, device: torch.device, base: nn.Module | No
             model = models.build_model(FAMILY, dict(method.stream), **config)
         if base is not None:
             randomise_(share_(model, base))
+        if method.kernels is not None:
+            public.install_(model, method.kernels)
     return model.train(case.mode == "train")
 
 
@@ -119,8 +128,11 @@ def compile_(model: Any, mode: str) -> None:
         (layer.mlp if plain and mode == "decode" else layer).compile(dynamic=False)
 
 
-def implementation(model: Any, x: Tensor) -> str:
-    """What carries the streams for an input like `x`: transformers, torch, reference or triton."""
+def implementation(method: Method, model: Any, x: Tensor) -> str:
+    """What carries the streams for an input like `x`: transformers, torch, reference, triton, or
+    the package of public kernels."""
+    if method.kernels is not None:
+        return public.KERNELS[method.kernels][0]
     stream = getattr(model.model, "stream", None)
     if stream is None:
         return "transformers"

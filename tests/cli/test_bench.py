@@ -111,10 +111,10 @@ def test_what_is_asked_for_twice_is_measured_once():
 def test_without_preln_the_others_are_measured(monkeypatch, tmp_path):
     real = methods.implementation
 
-    def failing(model, x):
+    def failing(method, model, x):
         if model.config.stream["name"] == "preln":
             raise torch.OutOfMemoryError("out of memory")
-        return real(model, x)
+        return real(method, model, x)
 
     monkeypatch.setattr(methods, "implementation", failing)
     plan = Plan(rounds=1, seconds=0, compile=False)
