@@ -149,7 +149,8 @@ class _Bench:
         if not is_base:
             model = methods.build(method, self.case, self.device, self.backbone)
         found |= methods.described(method, model)
-        found["implementation"] = methods.implementation(method, model, self.inputs.embedded)
+        with torch.set_grad_enabled(self.case.mode == "train"):
+            found["implementation"] = methods.implementation(method, model, self.inputs.embedded)
         if self.plan.compile:
             methods.compile_(model, self.case.mode)
         step = make_step(model, self.case, self.inputs, compiled=self.plan.compile)

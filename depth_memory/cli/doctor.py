@@ -107,7 +107,8 @@ def _ops() -> dict[str, str]:
 
     device = choose_device("auto")
     chosen = [n for n in ops.__all__ if "impl" in inspect.signature(getattr(ops, n)).parameters]
-    return {name: _impl.explain(name, device) for name in chosen}
+    found = {name: _impl.explain(name, device) for name in chosen}
+    return found | {"ldm in training": _impl.explain("exchange", device)}
 
 
 def _directories() -> dict[str, str]:

@@ -102,7 +102,8 @@ class AbstractLDMConfig:
     latent_norm: Literal["rms", "none"] = "rms"
     """Norm, without a weight, of what the latents see. Ours."""
     impl: Literal["auto", "reference", "triton"] = "auto"
-    """What runs: kernels where they are measured and can carry the stream, or one of the two."""
+    """What runs: kernels where they are measured (in training on a GPU) and can carry the stream,
+    else the reference; or one of the two."""
 
     def __post_init__(self) -> None:
         for field, options in CHOICES.items():

@@ -44,11 +44,16 @@ PLAIN_NORMS = ("RMSNorm", "LlamaRMSNorm", "Qwen3RMSNorm")
 def applies(stream: Stream, x: Tensor) -> bool:
     """Whether kernels carry this stream for `x`.
 
+    `auto` takes them where gradients are wanted: there they are measured to be right and faster.
+    Without gradients it keeps to the reference, which is bit for bit the plain model after a graft.
+
     Raises:
         UserError: The configuration asks for kernels that cannot run.
     """
     config: AbstractLDMConfig = stream.config
     if config.impl == "reference" or torch.compiler.is_compiling() or coefficients_are_frozen():
+        return False
+    if config.impl == "auto" and not torch.is_grad_enabled():
         return False
     against = config.beyond_kernels or _impl.obstacle("exchange", x.device)
     if any("forward" in vars(module) for module in stream.modules()):

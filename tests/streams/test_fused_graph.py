@@ -200,6 +200,16 @@ def test_a_pass_is_freed_with_its_loss(backward: bool) -> None:
     assert all(ref() is None for ref in watched)
 
 
+def test_auto_takes_kernels_in_training_alone(monkeypatch) -> None:
+    """Without gradients the plain path keeps a grafted model's logits to the bit."""
+    network, x = Layers({**FORMS["ldm"], "impl": "auto"}), tokens(1)
+    assert not isinstance(network.stream.start(x), Exchange)  # the interpreter is for tests
+    monkeypatch.setattr(_impl, "_reason", lambda op, device: None)
+    assert isinstance(network.stream.start(x), Exchange)
+    with torch.no_grad():
+        assert not isinstance(network.stream.start(x), Exchange)
+
+
 @pytest.mark.parametrize("impl", ["auto", "triton"])
 def test_frozen_coefficients_use_the_plain_path(impl: str, monkeypatch) -> None:
     """Where `auto` takes kernels, too: only there are coefficients separate tensors."""
