@@ -81,7 +81,7 @@ def test_a_captured_step_goes_on_where_the_cache_is(make, stream, replayed):
 def test_on_a_cpu_nothing_is_captured(make):
     loaded = make()
     assert not graph.can_capture(loaded.model)
-    with pytest.raises(UserError, match="^graph: got True; allowed: a static cache on a GPU, full"):
+    with pytest.raises(UserError, match=r"^graph: got True; allowed: a static cache on a GPU"):
         generate(loaded, "the", graph=True, tokens=3)
 
 

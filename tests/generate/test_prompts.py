@@ -12,7 +12,7 @@ from depth_memory.generate.prompts import check_lengths, encode, ends, read
 
 TEMPLATE = """\
 {%- for m in messages -%}
-{%- if m.role == 'system' and m.content == 'no' -%}{{ raise_exception('no system here') }}{%- endif -%}
+{%- if m.role + m.content == 'systemno' -%}{{ raise_exception('no system here') }}{%- endif -%}
 {{ '<|' + m.role + '|>' + m.content + '\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}

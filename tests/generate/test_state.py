@@ -15,7 +15,7 @@ from depth_memory.presets.counts import state_size
 
 
 def watched(loaded, monkeypatch, see) -> None:
-    """Let `see(event, state)` know of every state of a pass, when it starts, is read and written."""
+    """Let `see(event, state)` know of every state of a pass: start, read or write."""
     layers = loaded.model.model.layers
     kinds = {type(port) for layer in layers for port in (layer.attn_port, layer.mlp_port)}
     stream = loaded.model.model.stream

@@ -87,7 +87,7 @@ def test_pieces_of_a_stream_are_the_text(make):
     assert "".join(pieces) == one.text
     ids = loaded.encode("the old")[0].tolist()
     assert "".join(stream(loaded, ids, **options)) == one.text
-    with pytest.raises(UserError, match="^samples: got 2; allowed: 1 where a text is streamed"):
+    with pytest.raises(UserError, match=r"^samples: got 2; allowed: 1 where a text is streamed"):
         stream(loaded, "the old", samples=2)
 
 
