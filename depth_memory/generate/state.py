@@ -31,14 +31,12 @@ def state_bytes(model: DepthForCausalLM) -> StateBytes:
     """Count them from the configuration, in the dtype of the model's weights."""
     config = model.config
     per_layer = 2 * config.num_key_value_heads * config.head_dim
-    found = counts.count_stream(
-        config.stream,
-        width=config.hidden_size,
-        sites=2 * config.num_hidden_layers,
-        dtype=model.dtype,
+    sites = 2 * config.num_hidden_layers
+    depth = counts.state_bytes(
+        config.stream, width=config.hidden_size, sites=sites, dtype=model.dtype
     )
     return StateBytes(
         stream=config.stream["name"],
         cache=config.num_hidden_layers * per_layer * model.dtype.itemsize,
-        depth=found.state_bytes,
+        depth=depth,
     )

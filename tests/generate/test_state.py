@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from depth_memory import models
 from depth_memory.generate import generate, state_bytes
 from depth_memory.generate.graph import step
 from depth_memory.presets.counts import state_size
+from tests.generate.conftest import SHAPE
 
 
 def watched(loaded, monkeypatch, see) -> None:
@@ -79,3 +82,17 @@ def test_nothing_but_keys_and_values_outlives_a_pass(make, stream, monkeypatch):
     generate(loaded, "the old house", tokens=4, temperature=0)
     assert len(seen) >= 4
     assert passes == [True] * 4
+
+
+@pytest.mark.parametrize(("key_dim", "depth"), [(4, 49_840), (8, 88_128)])
+def test_the_page_says_the_bytes_of_a_large_model(key_dim, depth):
+    shape = SHAPE | {"vocab_size": 97, "num_hidden_layers": 28, "hidden_size": 2048}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    with torch.device("meta"):
+        stream = {"name": "ldm", "key_dim": key_dim}
+        model = models.build_model("qwen3", stream, **(shape | heads)).to(torch.bfloat16)
+    told = state_bytes(model)
+    assert (told.cache, told.depth) == (114_688, depth)
+    text = (Path(__file__).parents[2] / "docs" / "generation.md").read_text()
+    assert f"{told.cache:,} bytes" in text
+    assert f"{told.depth:,}" in text
