@@ -1,10 +1,12 @@
 """`depth-memory generate`: what is shown and written, and what is refused."""
 
+import errno
 import io
 import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,5 +194,23 @@ def test_results_are_whole_or_not_there(command, run, tmp_path, monkeypatch):
     done = command("generate", run, *asked, "--out", out)
     assert (done.code, done.out) == (2, "")
     assert done.lines[-1].endswith("logits: got some not finite; allowed: finite numbers")
+    assert out.read_text() == "older\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+def test_a_full_disk_keeps_what_there_is(command, run, tmp_path, monkeypatch):
+    from depth_memory.cli import generate
+
+    def failing(row, **_):
+        if row["sample"] == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return "{}"
+
+    monkeypatch.setattr(generate, "json", SimpleNamespace(dumps=failing))
+    out = tmp_path / "texts.jsonl"
+    out.write_text("older\n")
+    done = command("generate", run, "--tokens", 2, "--samples", 2, "--out", out)
+    assert (done.code, done.out) == (1, "")
+    assert done.lines[-1] == f"error: {out}: No space left on device"
     assert out.read_text() == "older\n"
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]

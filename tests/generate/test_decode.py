@@ -51,6 +51,12 @@ def test_padding_is_no_repetition(make):
     assert tokens_of(found) == expected
 
 
+def test_a_row_is_padded_with_itself():
+    ids, mask = decode.padded([[5], [7, 8, 9]], 2, torch.device("cpu"))
+    assert ids.tolist() == [[5, 5, 5, 5, 5], [7, 8, 9, 7, 7]]
+    assert mask.tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+
+
 @pytest.fixture
 def replayed(monkeypatch):
     """Capture without a GPU: a replay runs the step again on the same buffers; their number."""
