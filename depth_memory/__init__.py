@@ -9,7 +9,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-AREAS = ("data", "inspect", "models", "ops", "presets", "streams", "train")
+AREAS = ("data", "generate", "inspect", "models", "ops", "presets", "streams", "train")
 
 __all__ = ["AREAS", "__version__", "graft", *AREAS]
 

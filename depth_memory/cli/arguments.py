@@ -126,6 +126,10 @@ _LINES = (
     (r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", r"\1: got \2; allowed: \3"),
     (r"argument (\S+): expected (.*)", r"\1: got nothing; allowed: \2"),
     (r"argument (\S+): ignored explicit argument (.*)", r"\1: got \2; allowed: no value"),
+    (
+        r"argument (\S+): not allowed with argument (\S+)",
+        r"\1: got it with \2; allowed: one of them",
+    ),
     (r"argument (\S+): (.*)", r"\1: \2"),
     (r"the following arguments are required: (.*)", r"\1: got nothing; allowed: HELP"),
     (r"unrecognized arguments: (--[^\s=]+|\S*).*", r"argument: got '\1'; allowed: HELP"),

@@ -1,25 +1,31 @@
-"""`depth-memory generate`: a prompt continued, token by token."""
+"""`depth-memory generate`: prompts continued, token by token or in batches."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depth_memory.cli import arguments, console, loading
-from depth_memory.errors import Range, UserError, invalid
+from depth_memory.cli import arguments, console, loading, outputs
+from depth_memory.errors import UserError, invalid, ranges_of
+from depth_memory.files import naming, replaced_file
+from depth_memory.generate.prompts import check_text, no_text, read
+from depth_memory.generate.settings import CACHES, TEMPERATURES, Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from depth_memory.cli.loading import Loaded
-    from depth_memory.data import Tokenizer
+    from depth_memory.generate import Continuation
+    from depth_memory.loading import Loaded
 
 EXAMPLES = """\
 depth-memory generate runs/ldm --prompt "The old house" --tokens 60 --seed 1
-depth-memory generate runs/ldm --prompt "Once" --temperature 0
+depth-memory generate runs/ldm --prompt "Once" --greedy
 echo "It was late" | depth-memory generate runs/ldm --prompt -
+depth-memory generate smollm2-ldm --chat --system "Be brief." --prompt "What is a memory?"
+depth-memory generate runs/ldm --prompts prompts.jsonl --samples 4 --batch 32 --out texts.jsonl
 """
 
 
@@ -29,155 +35,243 @@ def add(commands: Any) -> None:
         commands,
         "generate",
         run,
-        summary="Continue a prompt; text to standard output, speed to standard error.",
+        summary="Continue prompts; text to standard output, speed and state to standard error.",
         examples=EXAMPLES,
     )
     loading.add_model(parser)
+    _add_prompts(parser)
+    _add_sampling(parser.add_argument_group("sampling"))
+    parser.add_argument(
+        "--batch",
+        metavar="N",
+        type=_number("batch"),
+        default=Settings.batch,
+        help=f"continuations at a time (default: {Settings.batch})",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="|".join(CACHES),
+        default=Settings.cache,
+        help="of keys and values; static is allocated once and its steps are replayed as a CUDA "
+        "graph; auto (default) is static on a GPU, else dynamic",
+    )
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt",
         metavar="TEXT",
-        default="",
-        help="what to continue; - reads standard input; nothing begins a new text",
+        action="append",
+        help="what to continue, once or more; - reads standard input; nothing begins a new text",
     )
     parser.add_argument(
-        "--tokens", metavar="N", type=arguments.count, default=100, help="at most (default: 100)"
+        "--prompts",
+        metavar="FILE",
+        type=arguments.path,
+        help="one prompt per line, or JSON lines (*.jsonl) with a field prompt",
     )
     parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=arguments.path,
+        help="write JSON lines (prompt, sample, text, tokens, end) instead of showing the texts",
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="a prompt is a user's message: apply the model's chat template",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the system's message, with --chat")
+    parser.add_argument(
+        "--tokens",
+        metavar="N",
+        type=_number("tokens"),
+        default=Settings.tokens,
+        help=f"of a continuation, at most (default: {Settings.tokens})",
+    )
+    parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end before this text, once or more",
+    )
+
+
+def _number(field: str) -> arguments.Number:
+    """The type of an option that is a whole number of the settings."""
+    return arguments.Number(int, ranges_of(Settings)[field])
+
+
+def _share(field: str) -> arguments.Number:
+    return arguments.Number(float, ranges_of(Settings)[field])
+
+
+def _add_sampling(parser: Any) -> None:
+    least = parser.add_mutually_exclusive_group()
+    least.add_argument(
         "--temperature",
         metavar="T",
-        type=arguments.Number(float, Range(1e-3, 1e3), or_zero=True),
-        default=0.8,
-        help="0 takes the most probable token, 1 samples as the model says (default: 0.8)",
+        type=arguments.Number(float, TEMPERATURES, or_zero=True),
+        default=Settings.temperature,
+        help=f"0 takes the most probable token, 1 samples as the model says (default: "
+        f"{Settings.temperature})",
     )
-    parser.add_argument(
-        "--top-k",
-        metavar="K",
-        type=arguments.natural,
-        default=0,
-        help="sample among the K most probable; 0 among all (default)",
+    least.add_argument(
+        "--greedy", action="store_true", help="take the most probable token, as temperature 0 does"
     )
-    parser.add_argument(
-        "--top-p",
-        metavar="P",
-        type=arguments.Number(float, Range(0.0, 1.0, above=True)),
-        default=1.0,
-        help="sample among the most probable with a total of at least P (default: 1)",
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=arguments.seed, default=0, help="of the samples (default: 0)"
-    )
-
-
-def run(args: argparse.Namespace) -> None:
-    """Print the prompt and its continuation as it comes; nothing if there can be none."""
-    prompt = _read_prompt() if args.prompt == "-" else _checked(args.prompt)
-    loaded = loading.load(args.model, tokenizer=args.tokenizer, device=args.device)
-    ids = loaded.encode(prompt)
-    _check_length(ids.shape[1], args.tokens, loaded.limit)
-    stream = _TextStream(loaded.need_tokenizer(), prompt)
-    began = time.perf_counter()
-    try:
-        _continue(loaded, ids, args, stream)
-    except BaseException:
-        stream.stop()
-        raise
-    seconds = time.perf_counter() - began
-    console.note(f"{stream.count} tokens, {stream.count / seconds:.1f} tokens/s")
-
-
-def _read_prompt() -> str:
-    if sys.stdin is None:
-        raise UserError("--prompt: got - with standard input closed; allowed: - with an open one")
-    try:
-        return _checked(sys.stdin.read().rstrip("\n"))
-    except UnicodeDecodeError as error:
-        raise _no_text(error) from None
-
-
-def _checked(prompt: str) -> str:
-    """The prompt, which bytes that are no text reach as lone surrogates."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise _no_text(error) from None
-    return prompt
-
-
-def _no_text(error: UnicodeError) -> UserError:
-    place = getattr(error, "start", 0)
-    return UserError(f"--prompt: got bytes that are no text at {place}; allowed: text in UTF-8")
-
-
-def _check_length(prompt: int, tokens: int, limit: int) -> None:
-    if prompt >= limit:
-        raise invalid("--prompt: tokens", prompt, f"at most {limit - 1}: the position limit less 1")
-    if prompt + tokens > limit:
-        left = f"{limit - prompt}: the position limit {limit} less the prompt's {prompt}"
-        raise invalid("--tokens", tokens, f"at most {left}")
-
-
-def _continue(loaded: Loaded, ids: Tensor, args: argparse.Namespace, stream: _TextStream) -> None:
-    import torch
-    from transformers import GenerationConfig, LogitsProcessorList
-
-    def finite(_: Tensor, scores: Tensor) -> Tensor:
-        if not scores.max(-1).values.isfinite().all():
-            raise UserError(f"{loaded.path}: logits: got some not finite; allowed: finite numbers")
-        return scores
-
-    end = loaded.need_tokenizer().end_id
-    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    config = GenerationConfig(
-        max_new_tokens=args.tokens,
-        do_sample=args.temperature > 0,
-        eos_token_id=end,
-        pad_token_id=end,
-        **(sampling if args.temperature > 0 else {}),
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(args.seed)
-        loaded.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([finite]),
-            streamer=stream,
+    for option, kind, text in (
+        ("--top-k", _number, "sample among the N most probable tokens; 0 among all"),
+        ("--top-p", _share, "sample among the most probable tokens with a total of at least N"),
+        ("--min-p", _share, "sample among tokens at least N times as probable as the first"),
+        ("--repetition-penalty", _share, "make tokens that are already there less probable"),
+        ("--samples", _number, "continuations of each prompt"),
+        ("--seed", _number, "of the samples"),
+    ):
+        field = option[2:].replace("-", "_")
+        default = getattr(Settings, field)
+        parser.add_argument(
+            option,
+            metavar="N",
+            type=kind(field),
+            default=default,
+            help=f"{text} (default: {default:g})",
         )
 
 
-class _TextStream:
-    """Takes tokens from transformers and prints text as soon as it is whole. Final."""
+def run(args: argparse.Namespace) -> None:
+    """Show each prompt with its continuation, or write them; say how fast it was."""
+    with _as_options(args):
+        settings = _settings(args)
+    texts = _prompts(args)
+    if args.out is not None:
+        outputs.check_file("--out", args.out)
+    loaded = loading.load(args.model, tokenizer=args.tokenizer, device=args.device)
+    with _as_options(args):
+        given = _given(loaded, texts, args)
+        found = _generate(loaded, given, texts, settings, args)
+    _report(loaded, found)
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str = ""):
-        self._tokenizer, self._prompt = tokenizer, prompt
-        self._ids: list[int] = []
-        self._printed = 0
-        self._is_prompt = True
-        self.count = 0
 
-    def put(self, ids: Tensor) -> None:
-        """Take the prompt first, then a token at a time."""
-        if self._is_prompt:
-            self._is_prompt = False
+def _settings(args: argparse.Namespace) -> Settings:
+    names = ("tokens", "top_k", "top_p", "min_p", "repetition_penalty", "samples", "seed", "batch")
+    return Settings(
+        **{name: getattr(args, name) for name in (*names, "cache")},
+        temperature=0.0 if args.greedy else args.temperature,
+        stop=tuple(check_text("--stop", text) for text in args.stop),
+    )
+
+
+@contextmanager
+def _as_options(args: argparse.Namespace) -> Generator[None]:
+    """Name the settings and prompts of an error as the options that they came from."""
+    options = {name: f"--{name}" for name in ("tokens", "samples", "stop", "cache", "chat")}
+    options["prompt"] = "--prompt" if args.prompts is None else "--prompts"
+    try:
+        yield
+    except UserError as error:
+        field = str(error).partition(":")[0].partition(" ")[0]
+        if field not in options:
+            raise
+        raise UserError(options[field] + str(error).removeprefix(field)) from error
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    """The texts of the prompts."""
+    if args.system is not None and not args.chat:
+        raise invalid("--system", args.system, "a text, with --chat")
+    if args.prompts is not None:
+        if args.prompt is not None:
+            raise invalid("--prompts", str(args.prompts), "a file, without --prompt")
+        return read(args.prompts)
+    if args.prompt is None and args.chat:
+        raise UserError("--prompt: got nothing; allowed: the user's message, with --chat")
+    given = args.prompt or [""]
+    return [_read_input() if text == "-" else check_text("--prompt", text) for text in given]
+
+
+def _read_input() -> str:
+    if sys.stdin is None:
+        raise UserError("--prompt: got - with standard input closed; allowed: - with an open one")
+    try:
+        return check_text("--prompt", sys.stdin.read().rstrip("\n"))
+    except UnicodeDecodeError as error:
+        raise no_text("--prompt", error) from None
+
+
+def _given(loaded: Loaded, texts: list[str], args: argparse.Namespace) -> Sequence[Any]:
+    from depth_memory import generate
+
+    return generate.chat(loaded, texts, system=args.system) if args.chat else texts
+
+
+def _generate(
+    loaded: Loaded,
+    given: Sequence[Any],
+    texts: list[str],
+    settings: Settings,
+    args: argparse.Namespace,
+) -> Any:
+    from depth_memory import generate
+
+    if args.out is not None:
+        found = generate.generate(loaded, given, settings)
+        _write(args.out, texts, found.continuations)
+        return found
+    shown = _Shown([""] * len(texts) if args.chat else texts, settings.samples)
+    try:
+        return generate.generate(loaded, given, settings, show=shown)
+    except BaseException:
+        shown.stop()
+        raise
+
+
+def _write(path: Path, texts: Sequence[str], found: Iterable[Continuation]) -> None:
+    """Write a line for each continuation, all or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(path) as partial, naming(path), partial.open("w", encoding="utf-8") as file:
+        for one in found:
+            row = {
+                "prompt": texts[one.prompt],
+                "sample": one.sample,
+                "text": one.text,
+                "tokens": one.tokens,
+                "end": one.end,
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    console.show(str(path))
+
+
+def _report(loaded: Loaded, found: Any) -> None:
+    from depth_memory import generate
+
+    console.note(f"{found.tokens} tokens, {found.tokens_per_second:.1f} tokens/s")
+    console.note(str(generate.state_bytes(loaded.model)))
+
+
+class _Shown:
+    """Prints the only text as it comes, with its prompt; of several each whole, labelled. Final."""
+
+    def __init__(self, prompts: Sequence[str], samples: int):
+        self._prompts, self._samples = prompts, samples
+        self._begun = False
+
+    def __call__(self, done: Continuation | None, piece: str) -> None:
+        if len(self._prompts) * self._samples > 1:
+            assert done is not None
+            console.show(self._label(done))
+            console.show(self._prompts[done.prompt] + piece)
             return
-        self.count += ids.numel()
-        self._ids += [i for i in ids.flatten().tolist() if i != self._tokenizer.end_id]
-        text = self._tokenizer.decode(self._ids)
-        # a character of several bytes may be cut at the end of a token
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self._print(text)
-
-    def end(self) -> None:
-        """Print what is left."""
-        self._print(self._tokenizer.decode(self._ids))
-        console.show()
+        console.write(piece if self._begun else self._prompts[0] + piece)
+        self._begun = True
+        if done is not None:
+            console.show()
 
     def stop(self) -> None:
         """End the line that was begun, if any, so that an error has its own."""
-        if self._printed:
+        if self._begun:
             console.show()
 
-    def _print(self, text: str) -> None:
-        text = self._prompt + text
-        console.write(text[self._printed :])
-        self._printed = len(text)
+    def _label(self, done: Continuation) -> str:
+        sample = f", sample {done.sample + 1}" if self._samples > 1 else ""
+        return f"== {done.prompt + 1}{sample}"

@@ -12,7 +12,7 @@ from depth_memory.errors import invalid
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from depth_memory.cli.loading import Loaded
+    from depth_memory.loading import Loaded
 
 EXAMPLES = """\
 depth-memory inspect runs/ldm --out runs/ldm/inspect

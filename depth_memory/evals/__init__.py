@@ -8,7 +8,7 @@ by these two only.
 from depth_memory.evals.harness import LoadedTask, TaskResult, evaluate, load_tasks
 from depth_memory.evals.scores import Score
 from depth_memory.evals.tasks import TASKS, Task, find_task
-from depth_memory.evals.tokenizer import load_tokenizer
+from depth_memory.loading.tokenizer import load_tokenizer
 
 __all__ = [
     "TASKS",

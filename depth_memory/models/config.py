@@ -8,12 +8,22 @@ from typing import Any, Self
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from depth_memory import streams
+from depth_memory.errors import invalid
 from depth_memory.models import export
 from depth_memory.models.families import family_of
 
 DEFAULT_STREAM = {"name": "ldm"}
+FORMAT = 1
+"""Of a configuration that is written; raised when one of before would be misread."""
 
-_NOT_CARRIED = ("model_type", "architectures", "auto_map", "transformers_version", "stream")
+_NOT_CARRIED = (
+    "model_type",
+    "architectures",
+    "auto_map",
+    "transformers_version",
+    "depth_format",
+    "stream",
+)
 
 
 class DepthConfig(PreTrainedConfig):
@@ -21,9 +31,12 @@ class DepthConfig(PreTrainedConfig):
 
     `stream` may be given as a mapping with a `name` and any of that stream's fields, or as a stream
     configuration. It is kept complete, so that a saved model does not depend on defaults.
+    `depth_format` says how it is written; a newer one than ours is refused.
     """
 
     def __setattr__(self, key: str, value: Any) -> None:
+        if key == "depth_format" and not (isinstance(value, int) and 1 <= value <= FORMAT):
+            raise invalid(key, value, f"up to {FORMAT} (written by a newer depth-memory)")
         if key == "stream":
             value = streams.as_dict(streams.resolve(DEFAULT_STREAM if value is None else value))
         # A checkpoint of the plain backbone, read with this class, must not keep its own type.
@@ -71,6 +84,7 @@ class DepthLlamaConfig(DepthConfig, LlamaConfig):
     model_type = "depth_llama"
     base_model_pp_plan = None
 
+    depth_format: int = FORMAT
     stream: Any = None
 
 
@@ -80,4 +94,5 @@ class DepthQwen3Config(DepthConfig, Qwen3Config):
     model_type = "depth_qwen3"
     base_model_pp_plan = None
 
+    depth_format: int = FORMAT
     stream: Any = None

@@ -85,13 +85,20 @@ def count_stream(
         ports = [stream.port(site) for site in range(sites)]
         with _flop_counter() as counter:
             sizes, last = _run(stream, ports, torch.empty(1, width, dtype=dtype))
-        # the head adds what waits, as a read would
-        sizes.append(min(sizes.pop(), state_size(ports[-1].read(last, _identity)[1])))
+        largest = _largest(ports, sizes, last)
     return StreamCounts(
         parameters=_size(nn.ModuleList([stream, *ports])),
         training_flops=3 * counter.get_total_flops(),
-        state_bytes=max(sizes),
+        state_bytes=largest,
     )
+
+
+def state_bytes(config: Any, *, width: int, sites: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    """The state of a stream, as in `StreamCounts`; arguments as in `count_stream`."""
+    with torch.device("meta"), torch.no_grad():
+        stream = streams.build(config, width, sites)
+        ports = [stream.port(site) for site in range(sites)]
+        return _largest(ports, *_run(stream, ports, torch.empty(1, width, dtype=dtype)))
 
 
 def control(config: Any, *, width: int, sites: int) -> PreLNAdapterConfig:
@@ -171,6 +178,11 @@ def _run(stream: Stream, ports: Sequence[Port], x: Tensor) -> tuple[list[int], S
         sizes.append(state_size(state))
     stream.finish(state, _identity)
     return sizes, state
+
+
+def _largest(ports: Sequence[Port], sizes: list[int], last: State) -> int:
+    # the head adds what waits, as a read would
+    return max(*sizes[:-1], min(sizes[-1], state_size(ports[-1].read(last, _identity)[1])))
 
 
 def _identity(x: Tensor) -> Tensor:

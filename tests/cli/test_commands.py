@@ -215,28 +215,6 @@ def test_a_model_of_plain_transformers_is_inspected(command, corpus, plain, tmp_
     assert json.loads((out / "inspect.json").read_text())["stream"] == {"name": "preln"}
 
 
-def test_generate_streams_text_and_tells_its_speed(command, run):
-    code, out, err = command("generate", run, "--prompt", "the old", "--tokens", 8, "--seed", 3)
-    assert code == 0
-    assert out.startswith("the old")
-    assert re.fullmatch(r"\d tokens, [\d.]+ tokens/s\n", err)
-    assert command("generate", run, "--prompt", "the old", "--tokens", 8, "--seed", 3).out == out
-
-
-def test_generate_continues_as_the_library_does(command, corpus, run):
-    from transformers import AutoModelForCausalLM
-
-    from depth_memory import data
-
-    tokenizer = data.load_tokenizer(run / "model")
-    model = AutoModelForCausalLM.from_pretrained(run / "model")
-    ids = torch.from_numpy(tokenizer.encode("the hill"))[None]
-    for _ in range(6):
-        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
-    out = command("generate", run, "--prompt", "the hill", "--tokens", 6, "--temperature", 0).out
-    assert out == tokenizer.decode(ids[0].numpy()) + "\n"
-
-
 def test_curves_of_runs_with_any_name(run, tmp_path, monkeypatch):
     from matplotlib.legend import Legend
 
@@ -256,38 +234,6 @@ def test_curves_of_runs_with_any_name(run, tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (legend,) = legends
     assert [text.get_text().partition(":")[0] for text in legend.get_texts()] == names
-
-
-def test_generate_takes_its_prompt_from_standard_input(command, run, monkeypatch):
-    import io
-
-    monkeypatch.setattr(sys, "stdin", io.StringIO("we came\n"))
-    out = command("generate", run, "--prompt", "-", "--tokens", 2, "--top-k", 5).out
-    assert out.startswith("we came")
-
-
-def test_generate_begins_without_a_prompt(command, run):
-    code, out, _ = command("generate", run, "--tokens", 3, "--top-p", 0.9)
-    assert code == 0
-    assert out.endswith("\n")
-
-
-def test_generate_never_prints_a_part_of_a_character(capsys):
-    """A character of several bytes is held back until its last byte is there."""
-    from depth_memory import data
-    from depth_memory.cli.generate import _TextStream
-
-    tokenizer = data.train_tokenizer(["some text"], 257)
-    stream = _TextStream(tokenizer)
-    ids = torch.from_numpy(tokenizer.encode("aß€b"))
-    assert len(ids) == 7
-    shown = []
-    stream.put(ids[:1])  # the prompt
-    for i in ids:
-        stream.put(i[None])
-        shown.append(capsys.readouterr().out)
-    assert shown == ["a", "", "ß", "", "", "€", "b"]
-    assert stream.count == 7
 
 
 def test_inspect_writes_a_map_and_pictures(command, run, tmp_path):

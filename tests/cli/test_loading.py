@@ -110,7 +110,7 @@ def test_a_flipped_byte_of_the_data_is_seen(command, run, corpus, tmp_path, comm
 @pytest.fixture
 def vanishing(monkeypatch):
     """Lets so many of the chosen checkpoints be removed before they are read; those chosen."""
-    from depth_memory.cli import saved
+    from depth_memory.loading import saved
 
     chosen, read = [], saved.read
 

@@ -17,6 +17,7 @@ SMALL = {
     "train": "--steps 4 --rows 4 --length 32 --schedule.warmup 1 --eval-windows 2 --device cpu",
     "evaluate": "--length 32 --windows 2 --json --device cpu",
     "inspect": "--rows 1 --device cpu",
+    "generate": "--tokens 5 --device cpu",
 }
 """Given last, which is what counts."""
 
@@ -61,7 +62,9 @@ def test_the_page_runs_from_top_to_bottom(capsys):
             results = json.loads(out)
             assert [r["stream"] for r in results] == ["ldm", "ldm", "preln", "preln_adapter"]
             assert all(result["loss"] < results[0]["loss"] for result in results[1:])
+        if name == "generate":
+            assert out.startswith("It was a bright cold day")
         seen.append(name)
-    assert set(seen) == {"convert", "data", "train", "evaluate", "inspect"}
+    assert set(seen) == {"convert", "data", "train", "evaluate", "inspect", "generate"}
     assert (Path("runs/ldm/inspect") / "inspect.json").exists()
     assert json.loads(Path("smollm2-continued/config.json").read_text())["model_type"] == "llama"

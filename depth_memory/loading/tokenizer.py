@@ -1,4 +1,4 @@
-"""A tokenizer of transformers, as the harness wants one, for any model directory."""
+"""A tokenizer of transformers, for any model directory."""
 
 from __future__ import annotations
 
