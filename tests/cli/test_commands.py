@@ -212,7 +212,10 @@ def test_a_model_of_plain_transformers_is_inspected(command, corpus, plain, tmp_
     out = tmp_path / "inspect"
     done = command("inspect", plain, "--data", corpus, "--out", out, "--rows", 1)
     assert done.code == 0
-    assert json.loads((out / "inspect.json").read_text())["stream"] == {"name": "preln"}
+    (entry,) = json.loads((out / "inspect.json").read_text())["models"]
+    assert entry["stream"] == {"name": "preln"}
+    assert f"none{entry['ablation']['loss']:.4f}" in done.out.replace(" ", "")
+    assert "every one of these" not in done.out
 
 
 def test_generate_streams_text_and_tells_its_speed(command, run):
@@ -288,16 +291,6 @@ def test_generate_never_prints_a_part_of_a_character(capsys):
         shown.append(capsys.readouterr().out)
     assert shown == ["a", "", "ß", "", "", "€", "b"]
     assert stream.count == 7
-
-
-def test_inspect_writes_a_map_and_pictures(command, run, tmp_path):
-    out = tmp_path / "inspect"
-    done = command("inspect", run, "--out", out, "--text", "the old house on a hill")
-    assert done.code == 0
-    assert sorted(done.out.split()) == sorted(str(path) for path in out.iterdir())
-    document = json.loads((out / "inspect.json").read_text())
-    assert document["stream"]["name"] == "ldm"
-    assert len(document["weights"]) == 5
 
 
 def test_data_is_prepared_verified_and_described(command, corpus):
