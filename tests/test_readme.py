@@ -13,6 +13,7 @@ PAGES = [
     "README.md",
     "docs/framework.md",
     "docs/evaluation.md",
+    "docs/inspection.md",
     "docs/pretrained.md",
     "docs/training.md",
 ]

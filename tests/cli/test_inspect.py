@@ -1,8 +1,11 @@
 """`depth-memory inspect`: several models on the same text, what it prints, and what it refuses."""
 
 import json
+import re
+import shlex
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,3 +141,14 @@ def test_long_work_says_how_far_it_is(command, run, tmp_path, monkeypatch):
     monkeypatch.setattr("depth_memory.cli.inspect.SECONDS_BETWEEN_NOTES", 0.0)
     done = command("inspect", run, "--text", TEXT, "--out", tmp_path / "new")
     assert f"{run}: 7 of 7 passes with reads switched off" in done.lines
+
+
+def test_commands_of_the_page_are_accepted():
+    from depth_memory.cli.main import parser
+
+    page = Path(__file__).parents[2] / "docs" / "inspection.md"
+    shown = re.findall(r"^depth-memory (.*)$", page.read_text(), re.MULTILINE)
+    assert len(shown) == 2
+    for line in shown:
+        known, rest = parser().parse_known_args(shlex.split(line))
+        assert (known.command, rest) == ("inspect", [])

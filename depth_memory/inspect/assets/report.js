@@ -54,16 +54,16 @@ const shownToken = () => (view.peek === null ? view.token : view.peek);
 const shownGroup = (m) => (view.group !== null && view.group < models[m].groups ? view.group : null);
 const overTokens = () => view.quantity === "share" || view.quantity === "spread";
 
-function weight(m, read, source) {
-  const model = models[m], group = shownGroup(m), token = overTokens() ? null : shownToken();
+function weight(m, read, source, group) {
+  const model = models[m], token = overTokens() ? null : shownToken();
   if (view.quantity === "share") return model.share[read][source];
   const table = view.quantity === "spread" ? model.spread : model.weights;
   const of = (g) => (token === null ? table[read][source][g] : ofToken(m, read, source, token, g));
   return group === null ? mean([...Array(model.groups).keys()].map(of)) : of(group);
 }
 
-function rowOf(m, read) {
-  const row = [...Array(read + 1).keys()].map((source) => weight(m, read, source));
+function rowOf(m, read, group) {
+  const row = [...Array(read + 1).keys()].map((source) => weight(m, read, source, group));
   if (view.quantity !== "relative") return row;
   const total = row.reduce((sum, x) => sum + Math.abs(x), 0) || 1;
   return row.map((x) => x / total);
@@ -98,15 +98,27 @@ function colour(x) {
 
 /* ---- maps ---- */
 
-const maps = models.map((_, m) => buildMap(m));
+const maps = models.map((_, m) => buildMap(m, `map-${m}`, models.length === 1 ? 620 : models.length === 2 ? 500 : 370));
+maps.forEach((map, m) => {
+  const heading = make("h3", {}, label(m));
+  map.caption = make("p", { class: "note" });
+  byId("maps").append(make("figure", {}, heading, map.svg, map.caption));
+});
 
-function buildMap(m) {
+// One model leaves room for its groups, each in a map that does not follow the choice of a group.
+const few = models.length === 1 && models[0].groups > 1 && models[0].groups <= 8;
+const small = !few ? [] : [...Array(models[0].groups).keys()].map((g) => ({ ...buildMap(0, `map-0-${g}`, 235), group: g }));
+if (few) {
+  byId("maps").append(make("div", { class: "columns small" }, ...small.map(({ svg, group }) =>
+    make("figure", {}, make("h3", {}, `group ${group}`), svg))));
+}
+
+function buildMap(m, id, room) {
   const model = models[m], n = model.reads.length;
-  const room = models.length === 1 ? 620 : models.length === 2 ? 500 : 370;
-  const size = Math.max(Math.min(Math.floor(room / n), 34), 5), left = 34, top = 8;
+  const size = Math.max(Math.min(Math.floor(room / n), 34), 4), left = 34, top = 20;
   const width = left + n * size + 74, height = top + n * size + 40;
   const svg = make("svg", {
-    viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img", class: "map", id: `map-${m}`,
+    viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img", class: "map", id,
   });
   svg.append(make("rect", { x: left, y: top, width: n * size, height: n * size, class: "empty" }));
   const cells = [];
@@ -128,10 +140,10 @@ function buildMap(m) {
     svg.append(make("text", { x: left + (i + 0.5) * size, y: top + n * size + 14, "text-anchor": "middle" }, name));
   }
   svg.append(make("text", { x: left + (n * size) / 2, y: height - 8, "text-anchor": "middle", class: "small" },
-    "source"));
+    "source"), make("text", { x: left - 5, y: 12, "text-anchor": "end", class: "small" }, "read"));
   svg.append(make("text", { x: left + n * size - 4, y: top + 12, "text-anchor": "end", class: "small" },
     "not yet written"));
-  const bar = buildBar(m, left + n * size + 14, top, n * size);
+  const bar = buildBar(id, left + n * size + 14, top, n * size);
   const cursor = make("rect", { width: size, height: size, class: "cursor", visibility: "hidden" });
   svg.append(bar.node, cursor);
   svg.addEventListener("pointermove", (event) => {
@@ -139,16 +151,13 @@ function buildMap(m) {
     if (read !== undefined) point(Number(read), Number(source));
   });
   svg.addEventListener("keydown", (event) => moveCell(event, n));
-  const caption = make("p", { class: "note" });
-  const figure = make("figure", {}, make("h3", {}, label(m)), svg, caption);
-  byId("maps").append(figure);
-  return { svg, cells, cursor, bar, caption, size, left, top };
+  return { svg, cells, cursor, bar, size, left, top };
 }
 
-function buildBar(m, x, y, height) {
+function buildBar(map, x, y, height) {
   const stops = [...Array(21).keys()].map((i) => make("stop", { offset: i / 20 }));
-  const defs = make("defs", {}, make("linearGradient", { id: `bar-${m}`, x1: 0, y1: 1, x2: 0, y2: 0 }, ...stops));
-  const body = make("rect", { x, y, width: 12, height, fill: `url(#bar-${m})`, stroke: "none" });
+  const defs = make("defs", {}, make("linearGradient", { id: `bar-${map}`, x1: 0, y1: 1, x2: 0, y2: 0 }, ...stops));
+  const body = make("rect", { x, y, width: 12, height, fill: `url(#bar-${map})`, stroke: "none" });
   const marks = [0, 0.5, 1].map((at) =>
     make("text", { x: x + 16, y: y + (1 - at) * (height - 10) + 9 }, ""));
   return { node: make("g", {}, defs, body, ...marks), stops, marks };
@@ -156,17 +165,17 @@ function buildBar(m, x, y, height) {
 
 function drawMaps() {
   const centre = view.quantity === "weight" ? view.centre : 0;
-  const values = models.map((model, m) => model.reads.map((_, read) => rowOf(m, read)));
-  const reaches = values.map((rows) => Math.max(1e-9, ...rows.map((row) =>
-    Math.max(...row.map((x) => Math.abs(x - centre))))));
+  const values = models.map((model, m) => model.reads.map((_, read) => rowOf(m, read, shownGroup(m))));
+  const reaches = values.map((rows) => reachOf(rows, centre));
   const most = Math.max(...reaches);
+  for (const map of small) {
+    const rows = models[0].reads.map((_, read) => rowOf(0, read, map.group));
+    paint(map, rows, centre, reachOf(rows, centre));
+    map.svg.setAttribute("aria-label", `Map of group ${map.group}; ${whichTokens()}.`);
+  }
   maps.forEach((map, m) => {
-    const reach = view.scale === "shared" ? most : reaches[m];
     map.values = values[m];
-    map.cells.forEach((row, read) => row.forEach((cell, source) =>
-      cell.setAttribute("fill", colour((values[m][read][source] - centre) / reach))));
-    map.bar.stops.forEach((stop, i) => stop.setAttribute("stop-color", colour(i / 10 - 1)));
-    [centre - reach, centre, centre + reach].forEach((x, i) => { map.bar.marks[i].textContent = brief(x); });
+    paint(map, values[m], centre, view.scale === "shared" ? most : reaches[m]);
     const groups = models[m].groups;
     const which = groups === 1 ? "one weight for all channels" : view.quantity === "share" ? "all groups together"
       : shownGroup(m) === null ? `mean of ${groups} groups` : `group ${shownGroup(m)} of ${groups}`;
@@ -175,6 +184,16 @@ function drawMaps() {
       `Map of ${label(m)}: ${which}; ${whichTokens()}. Arrow keys move from cell to cell.`);
   });
   drawCell();
+}
+
+const reachOf = (rows, centre) =>
+  Math.max(1e-9, ...rows.map((row) => Math.max(...row.map((x) => Math.abs(x - centre)))));
+
+function paint(map, rows, centre, reach) {
+  map.cells.forEach((row, read) => row.forEach((cell, source) =>
+    cell.setAttribute("fill", colour((rows[read][source] - centre) / reach))));
+  map.bar.stops.forEach((stop, i) => stop.setAttribute("stop-color", colour(i / 10 - 1)));
+  [centre - reach, centre, centre + reach].forEach((x, i) => { map.bar.marks[i].textContent = brief(x); });
 }
 
 function whichTokens() {
@@ -200,13 +219,10 @@ function moveCell(event, n) {
 
 function drawCell() {
   const lines = [];
+  small.forEach((map) => placeCursor(map, 0));
   maps.forEach((map, m) => {
-    const shown = view.cell !== null && view.cell[0] < models[m].reads.length;
-    map.cursor.setAttribute("visibility", shown ? "visible" : "hidden");
-    if (!shown) return;
+    if (!placeCursor(map, m)) return;
     const [read, source] = view.cell;
-    map.cursor.setAttribute("x", map.left + source * map.size);
-    map.cursor.setAttribute("y", map.top + read * map.size);
     const model = models[m], group = shownGroup(m);
     const value = make("span", { class: "value", id: `value-${m}` }, fixed(map.values[read][source]));
     const spread = group === null ? mean(model.spread[read][source]) : model.spread[read][source][group];
@@ -216,6 +232,15 @@ function drawCell() {
       ` (${map.caption.textContent}). Over all tokens: spread ${fixed(spread)}, share ${fixed(model.share[read][source])}.`));
   });
   byId("readout").replaceChildren(...lines);
+}
+
+function placeCursor(map, m) {
+  const shown = view.cell !== null && view.cell[0] < models[m].reads.length;
+  map.cursor.setAttribute("visibility", shown ? "visible" : "hidden");
+  if (!shown) return false;
+  map.cursor.setAttribute("x", map.left + view.cell[1] * map.size);
+  map.cursor.setAttribute("y", map.top + view.cell[0] * map.size);
+  return true;
 }
 
 /* ---- tokens and choices ---- */
