@@ -14,7 +14,8 @@ from depth_memory.inspect import figure, page
 from depth_memory.inspect.document import Progress, describe
 
 PAGE, DATA = "report.html", "inspect.json"
-PICTURES: dict[str, Callable[[dict[str, Any], Path], None]] = {
+Picture = Callable[[dict[str, Any], Path], None]
+PICTURES: dict[str, Picture] = {
     "retrieval.png": lambda document, path: figure.draw_maps(document, path),
     "statistics.png": lambda document, path: figure.draw_statistics(document, path),
     "ablation.png": lambda document, path: figure.draw_ablation(document, path),
@@ -74,17 +75,24 @@ def report(
     if not any(entry["ablation"] and entry["ablation"]["rows"] for entry in document["models"]):
         drawn.pop("ablation.png", None)
     data = dumps(document)  # first: it names what is not finite
-    texts = {PAGE: page.render(document), DATA: data}
+    return document, _write(out, {PAGE: page.render(document), DATA: data}, drawn, document)
+
+
+def _write(
+    out: Path, texts: dict[str, str], drawn: dict[str, Picture], document: dict[str, Any]
+) -> list[Path]:
+    """The files, which take their places when all of them are whole."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / name for name in (*texts, *drawn)]
     with ExitStack() as stack:
         partial = {path.name: stack.enter_context(replaced_file(path)) for path in paths}
         for name, text in texts.items():
-            partial[name].write_text(text, encoding="utf-8")
+            with naming(out / name):
+                partial[name].write_text(text, encoding="utf-8")
         for name, draw in drawn.items():
             with naming(out / name):
                 draw(document, partial[name])
-    return document, paths
+    return paths
 
 
 def _printable(value: Any) -> Any:
