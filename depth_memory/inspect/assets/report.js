@@ -76,10 +76,10 @@ const shortName = (name) => name.replace("embedding", "E").replace("output", "O"
 
 // Every name where there is room, else every so many sublayers, and the last.
 function ticks(names, room) {
-  const step = [1, 2, 4, 8, 16, 32, 64, 128].find((s) => s * room >= 21) || 256;
+  const step = [1, 2, 4, 8, 16, 32, 64, 128].find((s) => s * room >= 28) || 256;
   const last = names.length - 1;
   return names.map((name, i) => [i, shortName(name)]).filter(([i]) =>
-    i === last || (i % step === 0 && (last - i) * room >= 18));
+    i === last || (i % step === 0 && (last - i) * room >= 28));
 }
 
 /* ---- colours of a map: blue below the centre, red above it ---- */
@@ -107,7 +107,7 @@ maps.forEach((map, m) => {
 
 // One model leaves room for its groups, each in a map that does not follow the choice of a group.
 const few = models.length === 1 && models[0].groups > 1 && models[0].groups <= 8;
-const small = !few ? [] : [...Array(models[0].groups).keys()].map((g) => ({ ...buildMap(0, `map-0-${g}`, 235), group: g }));
+const small = !few ? [] : [...Array(models[0].groups).keys()].map((g) => ({ ...buildMap(0, `map-0-${g}`, 210), group: g }));
 if (few) {
   byId("maps").append(make("div", { class: "columns small" }, ...small.map(({ svg, group }) =>
     make("figure", {}, make("h3", {}, `group ${group}`), svg))));
@@ -115,7 +115,7 @@ if (few) {
 
 function buildMap(m, id, room) {
   const model = models[m], n = model.reads.length;
-  const size = Math.max(Math.min(Math.floor(room / n), 34), 4), left = 34, top = 20;
+  const size = Math.max(Math.min(Math.floor(room / n), 34), 3), left = 34, top = 20;
   const width = left + n * size + 74, height = top + n * size + 40;
   const svg = make("svg", {
     viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img", class: "map", id,
@@ -338,9 +338,9 @@ function heights({ log, low, high }) {
     }
     return marks.filter(([level]) => level >= low - 1e-9 && level <= high + 1e-9);
   }
-  const raw = (high - low) / 4, power = 10 ** Math.floor(Math.log10(raw));
+  const raw = (high - low) / 5, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].find((s) => s * power >= raw) * power;
-  const marks = [], digits = Math.max(0, Math.ceil(1e-9 - Math.log10(step)) + (step / power === 2.5 ? 1 : 0));
+  const marks = [], digits = Math.max(0, Math.ceil(-Math.log10(step) - 1e-9) + (step / power === 2.5 ? 1 : 0));
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) {
     const text = digits > 6 || high >= 1e5 ? brief(i * step) : (i * step).toFixed(digits);
     marks.push([i * step, (Number(text) === 0 ? "0" : text).replace("-", "\u2212")]);
