@@ -201,20 +201,24 @@ def _show_losses(models: Sequence[dict[str, Any]]) -> None:
     names = max((model["reads"] for model in able), key=len)
     found = [{row["read"]: row["loss"] for row in m["ablation"]["rows"]} for m in able]
     whole = [model["ablation"]["loss"] for model in able]
-    rows = [("none", whole)]
-    rows += [(n, [losses.get(n) for losses in found]) for n in names if any(n in x for x in found)]
-    if len(rows) > 1:
+    rows = [(n, [losses.get(n) for losses in found]) for n in names if any(n in x for x in found)]
+    if rows:
         rows.append(("every one of these", [model["ablation"]["every"] for model in able]))
     header = ["read switched off"]
     for model in able:
         header += [f"{model['name']}: nats/token", "more"]
-    console.show_table(header, [(name, *_cells(losses, whole)) for name, losses in rows])
+    first = ["none", *(cell for loss in whole for cell in (f"{loss:.4f}", ""))]
+    console.show_table(header, [first, *([name, *_cells(x, whole)] for name, x in rows)])
     console.show()
 
 
 def _cells(losses: Sequence[float | None], whole: Sequence[float]) -> list[str]:
-    cells = []
+    cells: list[str] = []
     for loss, reference in zip(losses, whole, strict=True):
-        cells.append("-" if loss is None else f"{loss:.4f}")
-        cells.append("" if loss in (None, reference) else f"{loss - reference:+.4f}")
+        cells += ["-", ""] if loss is None else [f"{loss:.4f}", _signed(loss - reference)]
     return cells
+
+
+def _signed(difference: float) -> str:
+    text = f"{difference:+.4f}"
+    return text if float(text) else text[1:]  # no sign of a zero

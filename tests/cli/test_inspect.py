@@ -52,7 +52,9 @@ def test_a_report_its_table_and_where_it_is(command, run, tmp_path):
     rows, losses = rows_of(done), entry["ablation"]
     assert rows["none"] == [f"{losses['loss']:.4f}"]
     for row in losses["rows"]:
-        assert rows[row["read"]] == [f"{row['loss']:.4f}", f"{row['difference']:+.4f}"]
+        difference = f"{row['difference']:+.4f}"
+        shown = difference if float(difference) else "0.0000"
+        assert rows[row["read"]] == [f"{row['loss']:.4f}", shown]
     assert list(rows)[-1] == "every one of these"
     assert table.split("\n")[0].split() == f"read switched off {run}: nats/token more".split()
 

@@ -98,7 +98,7 @@ function colour(x) {
 
 /* ---- maps ---- */
 
-const maps = models.map((_, m) => buildMap(m, `map-${m}`, models.length === 1 ? 620 : models.length === 2 ? 500 : 370));
+const maps = models.map((_, m) => buildMap(m, `map-${m}`, models.length === 1 ? 620 : models.length === 2 ? 500 : 318));
 maps.forEach((map, m) => {
   const heading = make("h3", {}, label(m));
   map.caption = make("p", { class: "note" });
@@ -439,7 +439,6 @@ function numbers(panel, lines, names) {
 
 function buildPanels() {
   const place = byId("panels");
-  if (models.length === 1) place.className = "grid";
   for (const panel of panels) {
     const found = models.map((model) => curves(model, panel));
     if (!found.some((lines) => lines.length)) continue;
@@ -448,7 +447,7 @@ function buildPanels() {
     const missing = models.map((_, m) => m).filter((m) => !found[m].length).map((m) => models[m].stream.name);
     const heading = make("h3", {}, `${panel.title} `, make("span", { class: "equation" }, panel.equation));
     const lack = missing.length ? [make("p", { class: "note" }, `not in: ${[...new Set(missing)].join(", ")}`)] : [];
-    place.append(make("div", { class: "panel", "data-panel": panel.title }, heading, make("div", { class: "columns" }, ...drawn), ...lack));
+    place.append(make("div", { class: drawn.length > 1 ? "panel wide" : "panel", "data-panel": panel.title }, heading, make("div", { class: "columns" }, ...drawn), ...lack));
   }
   const groups = Math.max(...models.map((model) => model.groups));
   if (groups > 1) byId("legend").append(...[...Array(groups).keys()].map((g) =>
@@ -470,7 +469,10 @@ function table(header, rows, words = -1) {
   return make("table", {}, make("thead", {}, line("th", header)), make("tbody", {}, ...rows.map((row) => line("td", row))));
 }
 
-const signed = (x) => `${x < 0 ? "\u2212" : "+"}${fixed(Math.abs(x))}`;
+function signed(x) {
+  const size = fixed(Math.abs(x));
+  return Number(size) === 0 ? size : `${x < 0 ? "\u2212" : "+"}${size}`;
+}
 
 function buildAblation() {
   const able = models.map((model, m) => [model, m]).filter(([model]) => model.ablation);
@@ -498,12 +500,13 @@ function buildLosses(able) {
   const header = ["read switched off", ...able.flatMap(([, m]) => (one ? ["loss", "difference"] : [`${label(m)}: loss`, "difference"])), ...(one ? ["the sublayer sees"] : [])];
   const cells = (pick) => able.flatMap(([model]) => {
     const loss = pick(model.ablation);
-    return loss === undefined || loss === null ? ["\u2013", ""] : [fixed(loss), loss === model.ablation.loss ? "" : signed(loss - model.ablation.loss)];
+    return loss === undefined || loss === null ? ["\u2013", ""] : [fixed(loss), signed(loss - model.ablation.loss)];
   });
+  const first = able.flatMap(([model]) => [fixed(model.ablation.loss), ""]);
   const row = (name, read) => [name, ...cells((found) => (found.rows.find((r) => r.read === read) || {}).loss),
     ...(one ? [(able[0][0].ablation.rows.find((r) => r.read === read) || {}).instead || ""] : [])];
   const rest = one ? [""] : [];
-  const rows = [["none", ...cells((found) => found.loss), ...rest],
+  const rows = [["none", ...first, ...rest],
     ...names.filter((read) => able.some(([model]) => model.ablation.rows.some((r) => r.read === read))).map((read) => row(read, read)),
     ["every one of these", ...cells((found) => found.every), ...rest]];
   const built = table(header, rows, one ? header.length - 1 : -1);
