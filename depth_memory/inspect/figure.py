@@ -13,6 +13,8 @@ from depth_memory.inspect.panels import PANELS, Panel, lines
 
 GROUPS = 4
 """As many have maps of their own; the page has them all."""
+LONGEST = 28
+"""Characters of a model's name above a diagram; the last ones tell models apart."""
 COLOURS = 10
 """Of matplotlib's cycle."""
 COLUMNS = 4
@@ -71,19 +73,20 @@ def _finish(figure: Any, path: Path) -> None:
     _pyplot().close(figure)
 
 
-def _weights(entry: dict[str, Any]) -> np.ndarray:
-    return np.array(entry["weights"])
+def _weights(entry: dict[str, Any], group: int | None = None) -> np.ndarray:
+    """[reads, sources], of a group or the mean of all."""
+    weights = np.array(entry["weights"])
+    return weights.mean(-1) if group is None else weights[..., group]
 
 
 def is_residual(entry: dict[str, Any]) -> bool:
     """Whether a model's weights are rather around 1, as those of an ordinary residual, than 0."""
     weights = _weights(entry)
-    lower = weights.mean(-1)[np.tril_indices(weights.shape[0])]
-    return float(np.median(lower)) > 0.5
+    return float(np.median(weights[np.tril_indices(weights.shape[0])])) > 0.5
 
 
 def draw_maps(document: dict[str, Any], path: Path) -> None:
-    """Write the maps as a picture: a row per model, the mean over groups and some groups.
+    """Write the maps as a picture: the means of all models in a row, then groups of each.
 
     One rule serves all models: the colours are centred at 1 where all of them are ordinary
     residuals and something more, at 0 otherwise.
@@ -93,24 +96,30 @@ def draw_maps(document: dict[str, Any], path: Path) -> None:
     """
     models = document["models"]
     centre = 1.0 if all(map(is_residual, models)) else 0.0
-    shown = [min(entry["groups"], GROUPS) if entry["groups"] > 1 else 0 for entry in models]
-    figure, axes = _subplots(document["title"], len(models), 1 + max(shown), (3.7, 3.6))
-    for row, (entry, count) in enumerate(zip(models, shown, strict=True)):
-        weights = _weights(entry)
-        panels = [("mean of groups" if count else "weight", weights.mean(-1))]
-        panels += [(f"group {g}", weights[..., g]) for g in range(count)]
-        for axis, (name, values) in zip(axes[row], panels, strict=False):
-            image = _heat(axis, values, centre)
+    means = [(entry, None) for entry in models]
+    groups = [[(entry, g) for g in range(min(entry["groups"], GROUPS))] for entry in models]
+    groups = [row for row in groups if len(row) > 1]
+    rows = [means + groups[0]] if len(models) == 1 and groups else [means, *groups]
+    figure, axes = _subplots(document["title"], len(rows), max(map(len, rows)), (3.7, 3.6))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for across, cells in zip(axes, rows, strict=True):
+        for axis, (entry, group) in zip(across, cells, strict=False):
+            axis.set_axis_on()
+            image = _heat(axis, _weights(entry, group), centre)
+            mean = "mean of groups" if entry["groups"] > 1 else "weight"
+            name = mean if group is None else f"group {group}"
             put(axis.set_title("", fontsize=9), _name(models, entry, name))
             bar = figure.colorbar(image, ax=axis, shrink=0.85)
             bar.set_label(f"weight (white: {centre:g})", fontsize=8)
-        for axis in axes[row, len(panels) :]:
-            axis.axis("off")
     _finish(figure, path)
 
 
 def _name(models: list[dict[str, Any]], entry: dict[str, Any], name: str) -> str:
-    return name if len(models) == 1 else f"{entry['name']} ({entry['stream']['name']}): {name}"
+    if len(models) == 1:
+        return name
+    model = entry["name"] if len(entry["name"]) <= LONGEST else f"\u2026{entry['name'][-LONGEST:]}"
+    return f"{model} ({entry['stream']['name']})\n{name}"
 
 
 def _heat(axis: Any, values: np.ndarray, centre: float) -> Any:
@@ -138,22 +147,30 @@ def draw_statistics(document: dict[str, Any], path: Path) -> None:
         UserError: matplotlib is not installed.
     """
     models = document["models"]
-    panels = [panel for panel in PANELS if any(lines(entry, panel) for entry in models)]
-    if len(models) == 1:
-        rows, columns = -(-len(panels) // COLUMNS), min(len(panels), COLUMNS)
-    else:
-        rows, columns = len(panels), len(models)
-    figure, axes = _subplots(document["title"], rows, columns, (3.3, 2.6))
-    for number, panel in enumerate(panels):
-        across = axes.flat[number : number + 1] if len(models) == 1 else axes[number]
-        for axis, entry in zip(across, models, strict=True):
-            _curves(axis, entry, panel, _name(models, entry, panel.title))
-        for axis in across[1:]:
-            _share_heights(across[0], axis)
+    rows = _arranged(models, len(models) if len(models) > 1 else COLUMNS)
+    figure, axes = _subplots(document["title"], len(rows), max(map(len, rows)), (3.3, 2.6))
     for axis in axes.flat:
-        axis.set_axis_on() if axis.lines else axis.set_axis_off()
+        axis.set_axis_off()
+    for across, cells in zip(axes, rows, strict=True):
+        for axis, (panel, entry) in zip(across, cells, strict=False):
+            axis.set_axis_on()
+            _curves(axis, entry, panel, _name(models, entry, panel.title))
+            if panel is cells[0][0]:
+                _share_heights(across[0], axis)
     _explain_groups(figure, max(entry["groups"] for entry in models))
     _finish(figure, path)
+
+
+def _arranged(models: list[dict[str, Any]], columns: int) -> list[list[tuple[Panel, Any]]]:
+    """Rows of diagrams: one for a panel that several models have, others as they fit."""
+    rows, rest = [], []
+    for panel in PANELS:
+        having = [(panel, entry) for entry in models if lines(entry, panel)]
+        if len(having) > 1:
+            rows.append(having)
+        else:
+            rest += having
+    return rows + [rest[i : i + columns] for i in range(0, len(rest), columns)]
 
 
 def _explain_groups(figure: Any, groups: int) -> None:
@@ -180,8 +197,6 @@ def _curves(axis: Any, entry: dict[str, Any], panel: Panel, title: str) -> None:
             linewidth=1.2,
             label=name if name and first else None,
         )
-    if not found:
-        return
     put(axis.set_title("", fontsize=9), title)
     axis.set_xlabel("written by: 0 the embedding" if panel.rows == "writes" else "read by sublayer")
     axis.set_ylabel(panel.equation, fontsize=8)
@@ -193,7 +208,7 @@ def _curves(axis: Any, entry: dict[str, Any], panel: Panel, title: str) -> None:
 
 
 def _share_heights(first: Any, other: Any) -> None:
-    if first.lines and other.lines and first.get_yscale() == other.get_yscale():
+    if first is not other and first.get_yscale() == other.get_yscale():
         other.sharey(first)
         first.autoscale(axis="y")
 

@@ -186,8 +186,10 @@ function drawMaps() {
   drawCell();
 }
 
-const reachOf = (rows, centre) =>
-  Math.max(1e-9, ...rows.map((row) => Math.max(...row.map((x) => Math.abs(x - centre)))));
+function reachOf(rows, centre) {
+  const reach = Math.max(...rows.map((row) => Math.max(...row.map((x) => Math.abs(x - centre)))));
+  return reach < 1e-6 ? 1e-3 : reach; // rounding alone is not worth a colour
+}
 
 function paint(map, rows, centre, reach) {
   map.cells.forEach((row, read) => row.forEach((cell, source) =>
@@ -529,11 +531,14 @@ function buildHead() {
   byId("title").textContent = report.title;
   byId("summary").textContent = `${count(rows, "window")} of ${count(length, "token")}.`;
   const facts = models.map((model) => [model.name, model.stream.name, String(model.reads.length - 1), String(model.groups),
-    model.parameters.toLocaleString("en"), model.ablation ? fixed(model.ablation.loss) : "\u2013",
-    Object.entries(model.stream).filter(([key]) => key !== "name").map(([key, value]) => `${key} ${value}`).join(", ")]);
-  const built = table(["model", "stream", "sublayers", "groups", "parameters", "nats per token", "configuration"], facts, 6);
+    model.parameters.toLocaleString("en"), model.ablation ? fixed(model.ablation.loss) : "\u2013"]);
+  const built = table(["model", "stream", "sublayers", "groups", "parameters", "nats per token"], facts);
   built.id = "models";
   byId("models").replaceWith(built);
+  byId("configurations").append(...models.flatMap((model, m) => {
+    const fields = Object.entries(model.stream).filter(([key]) => key !== "name").map(([key, value]) => `${key} ${value}`);
+    return fields.length ? [make("p", {}, `${label(m)}: ${fields.join(", ")}.`)] : [];
+  }));
 }
 
 function buildNotes() {
