@@ -40,7 +40,8 @@ types: $(BIN)/.dev  ## Check the types
 	$(BIN)/ty check
 
 browser:
-	@command -v chromedriver > /dev/null && command -v chromium chromium-browser google-chrome > /dev/null || \
+	@(command -v chromium || command -v chromium-browser || command -v google-chrome) > /dev/null \
+	  && command -v chromedriver > /dev/null || \
 	  { echo "chromium and chromedriver: got none; allowed: apt-get install chromium chromium-driver"; exit 1; }
 
 unit: $(BIN)/.dev browser  ## Run the tests, two at a time
