@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types unit clean
+.PHONY: help demo test lint format types browser unit clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,7 +39,12 @@ format: $(BIN)/.dev  ## Check the format
 types: $(BIN)/.dev  ## Check the types
 	$(BIN)/ty check
 
-unit: $(BIN)/.dev  ## Run the tests, two at a time
+browser:
+	@(command -v chromium || command -v chromium-browser || command -v google-chrome) > /dev/null \
+	  && command -v chromedriver > /dev/null || \
+	  { echo "chromium and chromedriver: got none; allowed: apt-get install chromium chromium-driver"; exit 1; }
+
+unit: $(BIN)/.dev browser  ## Run the tests, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test: lint format types unit  ## All of the above

@@ -57,7 +57,8 @@ BELOW = {
 PUBLIC = {
     "ops": "rls_write delta_write outer_write read ridge_solve depth_weights attnres sinkhorn mix "
     "window_read window_fold",
-    "streams": "Stream Port STREAMS build resolve as_dict frozen_coefficients",
+    "streams": "Stream Port STREAMS build resolve as_dict frozen_coefficients switched_off "
+    "Fallback",
     "models": "DepthLlamaConfig DepthLlamaForCausalLM DepthQwen3Config DepthQwen3ForCausalLM graft "
     "build_model",
     "data": "prepare verify open_split read_manifest embedded_corpus default_tokenizer "
@@ -65,7 +66,8 @@ PUBLIC = {
     "convert": "convert to_transformers Conversion",
     "train": "Run ModelSpec DataSpec OptimSpec ScheduleSpec train continued evaluate Result "
     "Evaluation",
-    "inspect": "retrieval_map statistics report RetrievalMap",
+    "inspect": "retrieval_map statistics writes ablation report describe unpack RetrievalMap "
+    "Ablation Ablated",
     "evals": "TASKS Task LoadedTask TaskResult Score find_task load_tasks load_tokenizer evaluate",
     "bench": "BACKBONES MODES SCOPES Backbone Case Method Plan Results Sizes expand parse_method "
     "measure_models measure_ops",

@@ -14,6 +14,7 @@ PAGES = [
     "docs/framework.md",
     "docs/evaluation.md",
     "docs/generation.md",
+    "docs/inspection.md",
     "docs/pretrained.md",
     "docs/training.md",
 ]

@@ -26,6 +26,7 @@ class Probe:
     """
 
     trunk: DepthModel
+    input_ids: Tensor
     sources: list[Tensor] = field(default_factory=list)
     reads: list[Tensor] = field(default_factory=list)
     observations: dict[str, Observation] = field(default_factory=dict)
@@ -86,16 +87,53 @@ def run(model: nn.Module, input_ids: Tensor) -> Probe:
     of `retrieval_map`; its parameters and its mode are left as they were.
 
     Raises:
+        UserError: The model has no stream, there are no tokens, or a number is not finite, which
+            names the first place in depth.
+    """
+    trunk = trunk_of(model)
+    if input_ids.numel() == 0:
+        raise invalid("tokens", 0, "at least one")
+    probe = Probe(trunk, input_ids)
+    with evaluating(model), frozen_coefficients(), hooked(probe), torch.enable_grad():
+        trunk(input_ids=input_ids, use_cache=False)
+    _check_finite(probe)
+    return probe
+
+
+def trunk_of(model: nn.Module) -> DepthModel:
+    """The part of a model that has the stream.
+
+    Raises:
         UserError: The model has no stream.
     """
     trunk = next((module for module in model.modules() if isinstance(module, DepthModel)), None)
     if trunk is None:
         raise invalid("model", type(model).__name__, "a model with a stream")
-    probe, training = Probe(trunk), model.training
+    return trunk
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Evaluation mode, and afterwards the mode that was."""
+    training = model.training
     model.eval()
     try:
-        with frozen_coefficients(), hooked(probe), torch.enable_grad():
-            trunk(input_ids=input_ids, use_cache=False)
+        yield
     finally:
         model.train(training)
-    return probe
+
+
+def names(sites: int) -> tuple[list[str], list[str]]:
+    """The names of the reads and of the sources of a network of `sites` sublayers."""
+    sublayers = [f"{'mlp' if site % 2 else 'attention'} {site // 2}" for site in range(sites)]
+    return [*sublayers, "output"], ["embedding", *sublayers]
+
+
+def _check_finite(probe: Probe) -> None:
+    reads, sources = names(len(probe.sources) - 1)
+    for depth, read in enumerate(probe.reads):
+        source, into = f"{sources[depth]}: output", f"{reads[depth]}: input"
+        for place, values in ((source, probe.sources[depth]), (into, read)):
+            bad = values.detach()[~values.detach().isfinite()]
+            if bad.numel():
+                raise invalid(place, bad[0].item(), "finite numbers")

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from depth_memory import streams
 from depth_memory.inspect import probe as probing
+from depth_memory.inspect.probe import names
+from depth_memory.models.trunk import DepthModel
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class RetrievalMap:
         share: [reads, sources], the mean over tokens of |weight source| / |read|.
         reads: Name of each read, from `attention 0` to `output`.
         sources: Name of each source, from `embedding` on.
+        tokens: [reads, sources, kept, groups], the weights of the first tokens one by one.
     """
 
     weights: Float[Tensor, "reads sources groups"]
@@ -29,6 +32,7 @@ class RetrievalMap:
     share: Float[Tensor, "reads sources"]
     reads: list[str]
     sources: list[str]
+    tokens: Float[Tensor, "reads sources kept groups"]
 
 
 def token_weights(
@@ -52,24 +56,24 @@ def token_weights(
     return torch.stack([g.flatten(0, -2).unflatten(-1, (groups, -1)).mean(-1) for g in filled])
 
 
-def names(sites: int) -> tuple[list[str], list[str]]:
-    """The names of the reads and of the sources of a network of `sites` sublayers."""
-    sublayers = [f"{'mlp' if site % 2 else 'attention'} {site // 2}" for site in range(sites)]
-    return [*sublayers, "output"], ["embedding", *sublayers]
-
-
-def from_probe(probe: probing.Probe) -> RetrievalMap:
+def from_probe(probe: probing.Probe, kept: int = 0) -> RetrievalMap:
     """The retrieval map of a forward pass that has been recorded."""
-    groups = group_count(probe)
-    means, spreads, shares = [], [], []
+    groups = group_count(probe.trunk)
+    means, spreads, shares, firsts = [], [], [], []
     for read in range(len(probe.reads)):
         weights = token_weights(probe, read, groups)
         means.append(weights.mean(1))
         spreads.append(weights.std(1, unbiased=False))
         shares.append(_shares(probe, read, weights))
+        firsts.append(weights[:, :kept])
     reads, sources = names(len(probe.sources) - 1)
     return RetrievalMap(
-        torch.stack(means), torch.stack(spreads), torch.stack(shares), reads, sources
+        weights=torch.stack(means),
+        spread=torch.stack(spreads),
+        share=torch.stack(shares),
+        reads=reads,
+        sources=sources,
+        tokens=torch.stack(firsts),
     )
 
 
@@ -87,22 +91,24 @@ def _shares(probe: probing.Probe, read: int, weights: Tensor) -> Float[Tensor, "
     return torch.stack(shares)
 
 
-def group_count(probe: probing.Probe) -> int:
+def group_count(trunk: DepthModel) -> int:
     """How many groups of channels have weights of their own."""
-    return streams.as_dict(probe.trunk.stream.config).get("groups", 1)
+    return streams.as_dict(trunk.stream.config).get("groups", 1)
 
 
-def retrieval_map(model: nn.Module, input_ids: Tensor) -> RetrievalMap:
+def retrieval_map(model: nn.Module, input_ids: Tensor, kept: int = 0) -> RetrievalMap:
     """The exact retrieval weights of a model on some text, for any stream.
 
     Args:
         model: A causal language model of this package.
         input_ids: Token ids [batch, length].
+        kept: Of how many tokens, from the first on, the weights are also kept one by one.
 
     Returns:
-        The weights, averaged over all tokens; an ordinary residual has weight 1 everywhere.
+        The weights, averaged over all tokens, in the dtype of the model's stream; an ordinary
+        residual has weight 1 everywhere.
 
     Raises:
-        UserError: The model has no stream.
+        UserError: The model has no stream, there are no tokens, or a number is not finite.
     """
-    return from_probe(probing.run(model, input_ids))
+    return from_probe(probing.run(model, input_ids), kept)

@@ -15,10 +15,12 @@ from depth_memory.streams.attnres import AttnRes, AttnResConfig, BlockAttnResCon
 from depth_memory.streams.base import (
     MAX_SITES,
     MAX_WIDTH,
+    Fallback,
     Port,
     Stream,
     StreamModule,
     frozen_coefficients,
+    switched_off,
 )
 from depth_memory.streams.denseformer import DenseFormer, DenseFormerConfig
 from depth_memory.streams.hc import HC, HCConfig
@@ -143,6 +145,7 @@ __all__ = [
     "FLOAT32_MODULES",
     "STREAMS",
     "UNDECAYED",
+    "Fallback",
     "Port",
     "Stream",
     "StreamConfig",
@@ -152,4 +155,5 @@ __all__ = [
     "frozen_coefficients",
     "resolve",
     "stays_float32",
+    "switched_off",
 ]

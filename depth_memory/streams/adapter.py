@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from depth_memory.errors import Range, check_ranges
 from depth_memory.streams import _init
-from depth_memory.streams.base import MAX_RANK, Norm, Port, Stream, StreamModule
+from depth_memory.streams.base import MAX_RANK, Fallback, Norm, Port, Stream, StreamModule, is_off
 from depth_memory.streams.preln import Residual
 
 
@@ -69,12 +69,15 @@ class Adapter(StreamModule):
 class AdapterPort(Port):
     """Maps what it reads; adds to the stream."""
 
+    fallback = Fallback(True, "the residual stream without the low-rank map")
+
     def __init__(self, dim: int, rank: int):
         super().__init__()
         self.adapter = Adapter(dim, rank)
 
     def read(self, state: Residual, norm: Norm) -> tuple[Tensor, Residual]:
-        return self.adapter(norm(state.h)), state
+        x = norm(state.h)
+        return (x if is_off(self) else self.adapter(x)), state
 
     def write(self, state: Residual, y: Tensor) -> Residual:
         return Residual(state.h + y)

@@ -10,13 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from depth_memory.errors import Range, check_ranges, choose
 from depth_memory.ops import attnres_weights, mix
 from depth_memory.streams import _init
-from depth_memory.streams.base import EPS, MAX_SITES, Norm, Port, Stream, StreamModule, coefficient
+from depth_memory.streams.base import (
+    EPS,
+    MAX_SITES,
+    RESIDUAL,
+    Fallback,
+    Norm,
+    Port,
+    Stream,
+    StreamModule,
+    coefficient,
+    is_off,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +89,11 @@ class DepthQuery(StreamModule):
         nn.init.zeros_(self.query)
         nn.init.ones_(self.key_norm)
 
-    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
-        """The weighted sum of the sources, [*tokens, D]."""
+    def forward(self, sources: tuple[Tensor, ...], evenly: bool = False) -> Tensor:
+        """The weighted sum of the sources, [*tokens, D]; their mean if `evenly`."""
         weights = attnres_weights(self.query, sources, self.key_norm, self.eps)
+        if evenly:
+            weights = torch.full_like(weights, 1.0 / len(sources))
         return mix(coefficient(weights)[..., None, :], sources)[..., 0, :]
 
 
@@ -93,8 +107,13 @@ def block_starts(config: AttnResConfig | BlockAttnResConfig, sites: int) -> froz
     return frozenset(start // step * step for start in starts)
 
 
+EVENLY = Fallback(True, "the mean of its sources, which the norm takes for their sum")
+
+
 class AttnRes(Stream):
     """Attention over depth, full or in blocks; the output is one more attention."""
+
+    fallback = EVENLY
 
     def __init__(self, config: AttnResConfig | BlockAttnResConfig, dim: int, sites: int):
         super().__init__(config, dim, sites)
@@ -105,7 +124,7 @@ class AttnRes(Stream):
         return Sources((x,), ())
 
     def finish(self, state: Sources, norm: Norm) -> Tensor:
-        return norm(self.head(state.all))
+        return norm(self.head(state.all, evenly=is_off(self)))
 
     def port(self, site: int) -> Port:
         query = DepthQuery(self.dim, self.config.eps) if site > 0 else None
@@ -119,14 +138,16 @@ class AttnResPort(Port):
     def __init__(self, query: DepthQuery | None, starts_block: bool, variants: int):
         super().__init__()
         self.attend = query
+        self.fallback = RESIDUAL if query is None else EVENLY
         self.starts_block = starts_block
         self.variants = variants
 
     def read(self, state: Sources, norm: Norm) -> tuple[Tensor, Sources]:
         if self.starts_block:
             state = Sources(state.all, ())
-        x = state.done[0] if self.attend is None else self.attend(state.all)
-        return norm(x), state
+        if self.attend is None:
+            return norm(state.done[0]), state
+        return norm(self.attend(state.all, evenly=is_off(self))), state
 
     def write(self, state: Sources, y: Tensor) -> Sources:
         running = state.open[0] + y if state.open else y

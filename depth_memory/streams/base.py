@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -47,6 +47,7 @@ CONTEXTS = 4
 """How often a form is compiled anew: to train, to evaluate, for a prompt, for one token."""
 
 _frozen: ContextVar[bool] = ContextVar("frozen_coefficients", default=False)
+_off: ContextVar[frozenset[int] | None] = ContextVar("switched_off", default=None)
 
 
 @contextmanager
@@ -72,13 +73,63 @@ def coefficient(value: Tensor) -> Tensor:
     return value.detach() if _frozen.get() else value
 
 
-def coefficients_are_frozen() -> bool:
-    """Whether coefficients are detached at this moment."""
-    return _frozen.get()
+class Fallback(NamedTuple):
+    """What a sublayer sees while its read is switched off."""
+
+    exists: bool
+    """Whether that is anything else than what it sees otherwise."""
+    words: str
+    """What it sees; or why there is nothing to switch off."""
+
+
+RESIDUAL = Fallback(False, "an ordinary residual already")
+
+
+@contextmanager
+def switched_off(*readers: StreamModule) -> Generator[None]:
+    """Let what these ports and streams read fall back on an ordinary residual.
+
+    A port then shows its sublayer, and a stream the final norm, what `fallback` says, which has
+    nothing of what the stream learned for that read. No parameter changes, and the state goes on as
+    it would: what later reads find differs only through what the sublayers make of theirs.
+
+    Inside it the reference implementation runs, whatever `impl` says, and nothing compiled does;
+    without readers it switches nothing off, which is what to compare with.
+
+    Args:
+        readers: Ports and streams of a model; contexts within one another add up.
+
+    Raises:
+        UserError: One of them reads an ordinary residual already, or has none to fall back on.
+    """
+    for reader in readers:
+        if not reader.fallback.exists:
+            raise invalid("readers", type(reader).__name__, f"another; {reader.fallback.words}")
+    token = _off.set((_off.get() or frozenset()) | {id(reader) for reader in readers})
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _off.reset(token)
+
+
+def is_off(reader: StreamModule) -> bool:
+    """Whether `reader` is switched off."""
+    if torch.compiler.is_compiling():
+        return False
+    return id(reader) in (_off.get() or ())
+
+
+def is_observed() -> bool:
+    """Whether coefficients are frozen, or reads may be off: kernels know nothing of either."""
+    return _frozen.get() or _off.get() is not None
 
 
 class StreamModule(nn.Module):
     """A module of a stream with parameters of its own and a start that it alone knows."""
+
+    fallback: Fallback = RESIDUAL
+    """What is read while it is switched off, for a port or a stream."""
 
     compiled: tuple[str, ...] = ()
     """The methods that have been replaced by compiled ones."""

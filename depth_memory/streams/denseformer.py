@@ -16,7 +16,17 @@ from torch import Tensor
 from depth_memory.errors import Range, check_ranges
 from depth_memory.ops import mix
 from depth_memory.streams import _init
-from depth_memory.streams.base import MAX_SITES, Norm, Port, Stream, StreamModule, coefficient
+from depth_memory.streams.base import (
+    MAX_SITES,
+    RESIDUAL,
+    Fallback,
+    Norm,
+    Port,
+    Stream,
+    StreamModule,
+    coefficient,
+    is_off,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +50,42 @@ class Dense(NamedTuple):
     outputs: tuple[Float[Tensor, "*tokens D"], ...]
 
 
+def after(config: DenseFormerConfig, sites: int) -> Fallback:
+    """What is left of a read after `sites` sublayers without the average that came before it."""
+    if sites == 0 or sites % 2 or (sites // 2) % config.period:
+        return RESIDUAL
+    return Fallback(True, "the last block's output in place of the average over depth")
+
+
 class DenseFormer(Stream):
     """The residual stream of a block starts from an average over depth."""
+
+    def __init__(self, config: DenseFormerConfig, dim: int, sites: int):
+        super().__init__(config, dim, sites)
+        self.fallback = after(config, sites)
 
     def start(self, x: Tensor) -> Dense:
         return Dense(x, (x,))
 
     def finish(self, state: Dense, norm: Norm) -> Tensor:
-        return norm(state.h)
+        return norm(state.outputs[-1] if is_off(self) else state.h)
 
     def port(self, site: int) -> Port:
         blocks = (self.sites + 1) // 2  # the state holds one more output after each
         if site % 2 == 0:
-            return InnerPort(blocks)
+            return InnerPort(after(self.config, site), blocks)
         return BlockPort(self.config, site // 2, blocks)
 
 
 class InnerPort(Port):
     """The attention sublayer: an ordinary residual inside its block."""
 
-    def __init__(self, variants: int):
+    def __init__(self, fallback: Fallback, variants: int):
         super().__init__()
-        self.variants = variants
+        self.fallback, self.variants = fallback, variants
 
     def read(self, state: Dense, norm: Norm) -> tuple[Tensor, Dense]:
-        return norm(state.h), state
+        return norm(state.outputs[-1] if is_off(self) else state.h), state
 
     def write(self, state: Dense, y: Tensor) -> Dense:
         return Dense(state.h + y, state.outputs)

@@ -22,7 +22,15 @@ from depth_memory.ops import mix
 from depth_memory.ops._precision import compute_dtype, without_autocast
 from depth_memory.ops.mixing.reference import rms_normalised
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
+from depth_memory.streams.base import (
+    Fallback,
+    Norm,
+    Port,
+    Stream,
+    StreamModule,
+    coefficient,
+    is_off,
+)
 
 MAX_LANES = 256
 
@@ -66,6 +74,15 @@ class Lanes(NamedTuple):
 def spread(x: Tensor, lanes: int) -> Lanes:
     """Copy the embedding into every lane."""
     return Lanes(x[..., None, :].expand(*x.shape[:-1], lanes, x.shape[-1]), (), ())
+
+
+EVENLY = Fallback(True, "the mean of the lanes")
+
+
+def input_weights(port: Port, weights: Float[Tensor, "*tokens n"]) -> Float[Tensor, "*tokens 1 n"]:
+    """With which the lanes make a sublayer's input: as learned, or evenly if it is switched off."""
+    weights = torch.full_like(weights, 1.0 / weights.shape[-1]) if is_off(port) else weights
+    return weights[..., None, :]
 
 
 def write_lanes(state: Lanes, y: Tensor) -> Lanes:
@@ -142,6 +159,7 @@ class Coefficients(StreamModule):
 class HCPort(Port):
     """The mixing of one sublayer."""
 
+    fallback = EVENLY
     variants = 2  # the first port meets lanes that share the memory of the embedding
 
     def __init__(self, config: HCConfig, dim: int, site: int):
@@ -151,7 +169,7 @@ class HCPort(Port):
 
     def read(self, state: Lanes, norm: Norm) -> tuple[Tensor, Lanes]:
         alpha, beta = (coefficient(c) for c in self.coefficients(state.lanes))
-        x = mix(alpha[..., :1].mT, state.lanes)[..., 0, :]
+        x = mix(input_weights(self, alpha[..., 0]), state.lanes)[..., 0, :]
         n = self.config.lanes
         identity = torch.eye(n, dtype=alpha.dtype, device=alpha.device)
         mixing = alpha[..., 1:].mT if self.config.mix_residual else identity

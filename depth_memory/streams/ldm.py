@@ -14,7 +14,7 @@ from torch import Tensor
 
 from depth_memory.errors import UserError
 from depth_memory.streams import ldm_fused as fused
-from depth_memory.streams.base import Norm, Port, Stream
+from depth_memory.streams.base import RESIDUAL, Fallback, Norm, Port, Stream, is_off
 from depth_memory.streams.ldm_config import AbstractLDMConfig, auto_window
 from depth_memory.streams.ldm_maps import Prior, Reader, Writer
 from depth_memory.streams.memory import Memory, MemoryForm
@@ -51,6 +51,7 @@ class LDM(Stream):
             self.embedding_writer = self._writer(first=True)
         if config.final_read:
             self.final_reader = Reader(config, dim)
+        self.fallback = fallback(config, reads=config.final_read)
 
     def _writer(self, first: bool) -> Writer:
         forgets = not first or self.form.has_covariance
@@ -69,7 +70,7 @@ class LDM(Stream):
     def finish(self, state: Streams | fused.Exchange, norm: Norm) -> Tensor:
         if isinstance(state, fused.Exchange):
             return fused.exchange(state, self.final_reader, norm)[0]
-        if not self.config.final_read:
+        if not self.config.final_read or is_off(self):
             return norm(state.h)
         return norm(retrieve(self.form, self.final_reader, state, self.config.residual))
 
@@ -120,6 +121,7 @@ class LDMPort(Port):
         super().__init__()
         self.form, self.config, self.variants = form, config, variants
         self.reader, self.writer, self.keeps_output = reader, writer, keeps_output
+        self.fallback = fallback(config, reads=reader is not None)
 
     def read(
         self, state: Streams | fused.Exchange, norm: Norm
@@ -138,7 +140,7 @@ class LDMPort(Port):
     def plain_read(self, state: Streams, norm: Norm) -> tuple[Tensor, Streams]:
         """`read` by the reference operations."""
         x = state.h
-        if self.reader is not None:
+        if self.reader is not None and not is_off(self):
             x = retrieve(self.form, self.reader, state, self.config.residual)
         x = norm(x)
         if self.writer is not None and self.config.latent_input == "input":
@@ -167,6 +169,15 @@ class LDMPort(Port):
     def preserve_(self) -> None:
         if self.reader is not None:
             self.reader.silence_()
+
+
+def fallback(config: AbstractLDMConfig, reads: bool) -> Fallback:
+    """What is left of a read without the memory."""
+    if not reads:
+        return RESIDUAL
+    if not config.residual:
+        return Fallback(False, "the memory alone: there is no residual stream to fall back on")
+    return Fallback(True, "the residual stream without the memory")
 
 
 def retrieve(form: MemoryForm, reader: Reader, state: Streams, residual: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from depth_memory.errors import UserError, invalid
 from depth_memory.ops import _impl
 from depth_memory.ops._precision import compute_dtype
-from depth_memory.streams.base import Norm, Stream, coefficients_are_frozen
+from depth_memory.streams.base import Norm, Stream, is_observed
 from depth_memory.streams.ldm_config import AbstractLDMConfig
 from depth_memory.streams.ldm_maps import Reader, Writer
 from depth_memory.streams.memory import Observation
@@ -51,7 +51,7 @@ def applies(stream: Stream, x: Tensor) -> bool:
         UserError: The configuration asks for kernels that cannot run.
     """
     config: AbstractLDMConfig = stream.config
-    if config.impl == "reference" or torch.compiler.is_compiling() or coefficients_are_frozen():
+    if config.impl == "reference" or torch.compiler.is_compiling() or is_observed():
         return False
     if config.impl == "auto" and not torch.is_grad_enabled():
         return False

@@ -22,8 +22,16 @@ from depth_memory.ops import mix, sinkhorn
 from depth_memory.ops._precision import compute_dtype, without_autocast
 from depth_memory.ops.mixing.reference import rms_normalised
 from depth_memory.streams import _init
-from depth_memory.streams.base import Norm, Port, Stream, StreamModule, coefficient
-from depth_memory.streams.hc import MAX_LANES, Lanes, spread, write_lanes
+from depth_memory.streams.base import (
+    RESIDUAL,
+    Norm,
+    Port,
+    Stream,
+    StreamModule,
+    coefficient,
+    is_off,
+)
+from depth_memory.streams.hc import EVENLY, MAX_LANES, Lanes, input_weights, spread, write_lanes
 
 GAP = 8.0
 RMS_EPS = 1e-20
@@ -97,6 +105,7 @@ class MHC(Stream):
     def __init__(self, config: MHCConfig, dim: int, sites: int):
         super().__init__(config, dim, sites)
         self.output_init_scale = config.lanes**-0.5 if config.scale_output_init else 1.0
+        self.fallback = EVENLY if config.readout == "head" else RESIDUAL
         if config.readout == "head":
             n = config.lanes
             self.controller = Controller(config, dim, [0.0] * n, (n,))
@@ -110,7 +119,7 @@ class MHC(Stream):
     def _readout(self, lanes: Tensor) -> Tensor:
         """The weights of the lanes in the output, [..., 1, n]."""
         n = self.config.lanes
-        if self.config.readout == "head":
+        if self.config.readout == "head" and not is_off(self):
             return self.controller(lanes)[0].sigmoid()[..., None, :]
         weight = 1.0 if self.config.readout == "sum" else 1.0 / n
         dtype = compute_dtype((lanes,))
@@ -127,6 +136,7 @@ class MHC(Stream):
 class MHCPort(Port):
     """The mixing of one sublayer."""
 
+    fallback = EVENLY
     variants = 2  # as in hc.py
 
     def __init__(self, config: MHCConfig, dim: int, site: int):
@@ -149,7 +159,7 @@ class MHCPort(Port):
 
     def read(self, state: Lanes, norm: Norm) -> tuple[Tensor, Lanes]:
         pre, post, res = (coefficient(c) for c in self._coefficients(state.lanes))
-        x = mix(pre[..., None, :], state.lanes)[..., 0, :]
+        x = mix(input_weights(self, pre), state.lanes)[..., 0, :]
         return norm(x), Lanes(state.lanes, (post,), (res,))
 
     def write(self, state: Lanes, y: Tensor) -> Lanes:

@@ -212,7 +212,10 @@ def test_a_model_of_plain_transformers_is_inspected(command, corpus, plain, tmp_
     out = tmp_path / "inspect"
     done = command("inspect", plain, "--data", corpus, "--out", out, "--rows", 1)
     assert done.code == 0
-    assert json.loads((out / "inspect.json").read_text())["stream"] == {"name": "preln"}
+    (entry,) = json.loads((out / "inspect.json").read_text())["models"]
+    assert entry["stream"] == {"name": "preln"}
+    assert f"none{entry['ablation']['loss']:.4f}" in done.out.replace(" ", "")
+    assert "every one of these" not in done.out
 
 
 def test_curves_of_runs_with_any_name(run, tmp_path, monkeypatch):
@@ -234,16 +237,6 @@ def test_curves_of_runs_with_any_name(run, tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (legend,) = legends
     assert [text.get_text().partition(":")[0] for text in legend.get_texts()] == names
-
-
-def test_inspect_writes_a_map_and_pictures(command, run, tmp_path):
-    out = tmp_path / "inspect"
-    done = command("inspect", run, "--out", out, "--text", "the old house on a hill")
-    assert done.code == 0
-    assert sorted(done.out.split()) == sorted(str(path) for path in out.iterdir())
-    document = json.loads((out / "inspect.json").read_text())
-    assert document["stream"]["name"] == "ldm"
-    assert len(document["weights"]) == 5
 
 
 def test_data_is_prepared_verified_and_described(command, corpus):

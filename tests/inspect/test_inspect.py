@@ -8,9 +8,9 @@ import torch
 
 from depth_memory import inspect, models, streams
 from depth_memory.errors import UserError
-from depth_memory.inspect import figure, retrieval
+from depth_memory.inspect import figure, page, retrieval
 from depth_memory.inspect import probe as probing
-from depth_memory.inspect.figure import draw_map, draw_statistics, put
+from depth_memory.inspect.figure import put
 
 OPTIONS = {
     **{name: {"name": name} for name in streams.STREAMS},
@@ -45,7 +45,7 @@ def small(stream):
 @pytest.mark.parametrize("stream", OPTIONS.values(), ids=OPTIONS.keys())
 def test_every_read_is_the_weighted_sum_of_its_sources(stream):
     probe = probing.run(small(stream), IDS)
-    groups = retrieval.group_count(probe)
+    groups = retrieval.group_count(probe.trunk)
     assert len(probe.reads) == len(probe.sources) == 7
     for read, target in enumerate(probe.reads):
         weights = retrieval.token_weights(probe, read, groups)
@@ -92,12 +92,15 @@ def test_statistics_show_what_the_ports_computed():
     port = model.model.layers[1].mlp_port
     assert [row["read"] for row in rows] == ["attention 0", "mlp 0", "attention 1", "mlp 1",
                                              "attention 2", "mlp 2", "output"]  # fmt: skip
-    assert rows[3]["forgetting"] == port.writer.forgetting().float().tolist()
     assert rows[3]["gain"] == [0.0, 0.0]
     assert all(0.0 < g < 1.0 for g in rows[3]["gate"]["mean"])
-    assert all(0.0 < w < 1.0 for w in rows[3]["importance"]["mean"])
-    assert all(row["beyond_residual"] < 1e-14 for row in rows)
-    assert "importance" not in rows[-1]
+    assert all(row["beyond_residual"] < 1e-14 and row["turned"] < 1e-14 for row in rows)
+    assert all(row["input_rms"] == pytest.approx(row["residual_rms"]) for row in rows)
+    written = inspect.writes(model, IDS)
+    assert [row["source"] for row in written] == ["embedding", *(row["read"] for row in rows[:-1])]
+    expected = port.writer.forgetting().double().tolist()
+    assert written[4]["forgetting"] == pytest.approx(expected, rel=1e-6)
+    assert all(0.0 < w < 1.0 for w in written[4]["importance"]["mean"])
 
 
 def test_the_model_is_left_as_it_was():
@@ -110,24 +113,34 @@ def test_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def write(model, out, title="a title", **options):
+    return inspect.report([("tiny", model)], IDS, out, title=title, **options)
+
+
 def test_report_writes_whole_files(tmp_path):
-    files = inspect.report(small({"name": "ldm", "groups": 2}), IDS, tmp_path / "out", "a title")
+    document, files = write(small({"name": "ldm", "groups": 2}), tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
         path.name for path in files
     )
-    document = json.loads((tmp_path / "out" / "inspect.json").read_text())
-    assert document["stream"]["name"] == "ldm"
-    assert torch.tensor(document["weights"]).shape == (7, 7, 2)
-    assert len(document["statistics"]) == 7
-    assert (tmp_path / "out" / "retrieval.png").read_bytes()[:4] == b"\x89PNG"
+    stored = json.loads((tmp_path / "out" / "inspect.json").read_text())
+    assert stored == document
+    (entry,) = stored["models"]
+    assert entry["stream"]["name"] == "ldm"
+    assert torch.tensor(entry["weights"]).shape == (7, 7, 2)
+    assert len(entry["statistics"]) == len(entry["writes"]) == 7
+    for name in ("retrieval.png", "statistics.png", "ablation.png"):
+        assert (tmp_path / "out" / name).read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("title", ["$run_1", "_a", r"$\frac{1$", "\u65e5\u672c", "a\udcff", "a\nb"])
-def test_any_name_can_be_a_title(tmp_path, title):
-    found = inspect.retrieval_map(small({"name": "preln"}), IDS)
-    draw_map(found, tmp_path / "map.png", title)
-    draw_statistics([{"input_rms": 1.0}], tmp_path / "statistics.png", title)
-    assert len(list(tmp_path.iterdir())) == 2
+def test_any_name_can_be_a_title(tmp_path):
+    model = small({"name": "attnres"})
+    for title in ("$run_1", "_a", r"$\frac{1$", "\u65e5\u672c", "a\udcff", "a\nb", "</title><b>"):
+        document = inspect.describe([(title, model)], IDS, title=title, ablate=True)
+        figure.draw_ablation(document, tmp_path / "ablation.png")
+        text = page.render(document)
+        assert text.count("</title>") == text.count("</script>") / 2 == 1
+    _, (html, *_) = write(model, tmp_path / "a\udcff", "a\udcff", pictures=False)
+    assert "<title>a?</title>" in html.read_text()
 
 
 def test_a_title_is_shown_as_it_is():
@@ -143,25 +156,37 @@ def test_a_model_without_a_stream_is_a_user_error():
         inspect.retrieval_map(torch.nn.Linear(2, 2), IDS)
 
 
-def test_a_report_without_matplotlib_writes_nothing(tmp_path, monkeypatch):
+def test_pictures_need_matplotlib_and_nothing_else_does(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"^matplotlib: got no installation"):
-        inspect.report(small({"name": "ldm"}), IDS, tmp_path / "out", "a title")
+        write(small({"name": "ldm"}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    _, files = write(small({"name": "ldm"}), tmp_path / "out", pictures=False)
+    assert [path.name for path in files] == ["report.html", "inspect.json"]
 
 
-def test_a_report_of_what_is_not_finite_writes_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("embed_tokens.weight", "embedding: output: got nan"),
+        ("layers.1.self_attn.o_proj.weight", "attention 1: output: got nan"),
+        ("layers.2.mlp_port.reader.gain", "mlp 2: input: got nan"),
+        ("lm_head.weight", "loss: got nan"),
+    ],
+)
+def test_a_report_of_what_is_not_finite_names_the_place_and_writes_nothing(tmp_path, place, told):
     model = small({"name": "ldm"})
     with torch.no_grad():
-        model.model.layers[1].self_attn.o_proj.weight.fill_(float("nan"))
-    with pytest.raises(UserError, match=r"^weights\[\d+\].*: got nan; allowed: a finite number$"):
-        inspect.report(model, IDS, tmp_path / "out", "a title")
+        model.get_parameter(place if place.startswith("lm") else f"model.{place}").fill_(torch.nan)
+    with pytest.raises(UserError, match=rf"^tiny: {told}; allowed: .*finite"):
+        write(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_report_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
     model = small({"name": "ldm"})
-    files = inspect.report(model, IDS, tmp_path, "first")
+    (tmp_path / "mine.txt").write_text("kept")
+    _, files = write(model, tmp_path, "first", ablate=False)
     before = [path.read_bytes() for path in files]
 
     def fail(*_):
@@ -169,7 +194,7 @@ def test_a_report_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(figure, "draw_statistics", fail)
     with pytest.raises(OSError, match="No space left on device") as error:
-        inspect.report(model, IDS, tmp_path, "second")
+        write(model, tmp_path, "second", ablate=False)
     assert error.value.filename == str(tmp_path / "statistics.png")
     assert [path.read_bytes() for path in files] == before
-    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "mine.txt"])
