@@ -82,7 +82,8 @@ def agreement(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
                 Path(r["model"]).name: r["tasks"][task]["scores"][metric]["value"]
                 for r in runs[task]["results"]
             }
-            agrees = all(round(value, digits) == known for value in found.values())
+            # what was noted may have been rounded or cut off
+            agrees = all(abs(value - known) < 10.0**-digits for value in found.values())
             rows.append({"task": task, "metric": metric, "known": known, **found, "agrees": agrees})
     return rows
 
