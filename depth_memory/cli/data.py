@@ -118,6 +118,7 @@ def verify(args: argparse.Namespace) -> None:
     """Read everything, and describe it."""
     from depth_memory import data
 
+    data.read_manifest(args.directory)
     console.note(f"reading {args.directory}")
     _present(args, data.verify(args.directory))
 

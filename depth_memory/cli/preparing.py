@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from depth_memory.cli import console
@@ -60,10 +61,8 @@ def describe(first: Progress, now: Progress, seconds: float) -> str:
         now: Where it is.
         seconds: Between the two.
     """
-    from depth_memory.train.progress import clock
-
     speed = (now.tokens - first.tokens) / max(seconds, 1e-9)
     done = now.share - first.share
-    left = clock(seconds * (1 - now.share) / done) if done > 0 else "unknown"
+    left = timedelta(seconds=round(seconds * (1 - now.share) / done)) if done > 0 else "unknown"
     counts = f"{console.short(now.documents)} documents  {console.short(now.tokens)} tokens"
     return f"{counts}  {console.short(speed)} tokens/s  {now.share:.1%} of the sources  ETA {left}"

@@ -7,6 +7,7 @@ prepares the embedded corpus.
 """
 
 from depth_memory.data.corpus import default_tokenizer, embedded_corpus, ensure_default
+from depth_memory.data.documents import beginning_bytes, beginnings
 from depth_memory.data.filling import Progress
 from depth_memory.data.manifest import Manifest, read_manifest
 from depth_memory.data.pipeline import prepare, verify
@@ -19,6 +20,8 @@ __all__ = [
     "Progress",
     "TokenData",
     "Tokenizer",
+    "beginning_bytes",
+    "beginnings",
     "bits_per_byte",
     "default_tokenizer",
     "embedded_corpus",

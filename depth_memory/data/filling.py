@@ -25,7 +25,6 @@ from depth_memory.data.splits import SPLITS, TRAIN, VALIDATION, threshold_of
 from depth_memory.data.staging import DOWNLOADS, TAILS, State, Tail, tail_name
 from depth_memory.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from depth_memory.errors import UserError
-from depth_memory.files import reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +52,18 @@ class Progress:
 
 
 def fill(
-    place: Path, job: Job, state: State | None, on_progress: Callable[[Progress], None] | None
+    place: Path,
+    job: Job,
+    state: State,
+    writers: dict[str, SplitWriter],
+    on_progress: Callable[[Progress], None] | None,
 ) -> Manifest:
     """Prepare all of a job in `place`, from where `state` says on.
 
     Raises:
-        UserError: Unusable sources, or what `state` speaks of is damaged.
+        UserError: Unusable sources.
     """
     recipe, dtype = job.recipe, token_dtype(job.tokenizer.vocab_size)
-    if state is None:
-        state = _first(job)
-    writers = {name: _writer(place, name, job, state) for name in SPLITS}
     documents = read_documents(
         job.files, text_field=recipe.text_field, start=state.end, downloads=place / DOWNLOADS
     )
@@ -89,8 +89,12 @@ def fill(
     return manifest
 
 
-def _first(job: Job) -> State:
-    """The state before the first document."""
+def first_state(job: Job) -> State:
+    """The state before the first document; reads the sources if their documents must be counted.
+
+    Raises:
+        UserError: Fewer documents than are to be held out.
+    """
     recipe = job.recipe
     documents = read_documents(job.files, text_field=recipe.text_field)
     texts = (document.utf8 for document in documents if not is_empty(document))
@@ -106,17 +110,20 @@ def _first(job: Job) -> State:
     )
 
 
+def writers(place: Path, job: Job, state: State) -> dict[str, SplitWriter]:
+    """Of every split, from where `state` says on.
+
+    Raises:
+        UserError: What `state` speaks of is not there, or damaged.
+    """
+    return {name: _writer(place, name, job, state) for name in SPLITS}
+
+
 def _writer(place: Path, name: str, job: Job, state: State) -> SplitWriter:
-    """Of a split, from where `state` says on."""
     done, tail = state.splits[name], state.tails[name]
     dtype = token_dtype(job.tokenizer.vocab_size)
     path = place / TAILS / tail_name(name, len(done.shards))
-    kept = b""
-    if tail.tokens:
-        try:
-            kept = path.read_bytes()[: tail.tokens * dtype.itemsize]
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {reason(error)}") from error
+    kept = path.read_bytes()[: tail.tokens * dtype.itemsize] if path.is_file() else b""
     missing = [shard.file for shard in done.shards if not (place / CORPUS / shard.file).is_file()]
     if missing or hashlib.sha256(kept).hexdigest() != tail.sha256:
         what = place / CORPUS / missing[0] if missing else path

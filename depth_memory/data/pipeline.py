@@ -76,8 +76,6 @@ def prepare(
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(tokenizer)
     files = find_files(sources)
-    if any(file.remote for file in files) and isinstance(validation, int) and validation:
-        raise invalid("validation", validation, "a share, as 0.001, for a source on the hub")
     job = functools.partial(_job, files, tokenizer, settings, workers)
     return _made(Path(out), job, restart, on_progress, on_note)
 
@@ -113,9 +111,11 @@ def _job(
     state: staging.State | None,
 ) -> Job:
     """What there is to do; the sources are read for it unless `state` knows them."""
+    held_out = settings["validation"]
+    if any(file.remote for file in files) and isinstance(held_out, int) and held_out:
+        raise invalid("validation", held_out, "a share, as 0.001, for a source on the hub")
     known, times = fingerprints(files, state, workers)
-    identity = {"tokenizer_sha256": tokenizer.sha256, "end": tokenizer.end}
-    recipe = Recipe(sources=known, **identity, **settings)
+    recipe = Recipe(sources=known, tokenizer_sha256=tokenizer.sha256, end=tokenizer.end, **settings)
     return Job(files=files, recipe=recipe, times=times, tokenizer=tokenizer, workers=workers)
 
 
@@ -156,8 +156,11 @@ def _finished(
     else:
         _check_same(target, work.recipe, state)
         on_note(f"going on after document {state.documents}")
+    if state is None:
+        state = filling.first_state(work)
+    writers = filling.writers(place, work, state)
     try:
-        manifest = filling.fill(place, work, state, on_progress)
+        manifest = filling.fill(place, work, state, writers, on_progress)
         check_unchanged(work.files, work.recipe.sources, work.times)
         staging.finish(place, target)
     except (UserError, OSError) as error:
