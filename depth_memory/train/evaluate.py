@@ -59,10 +59,9 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model on a split, by one of two definitions, which give different numbers.
 
-    By `windows`: over consecutive windows, so that every token but the first of the split is
-    predicted once. By `documents`, as DepthBench: the mean over the first `length` tokens of every
-    document, its separator included; the first of a document is context only, and what lies beyond
-    is dropped.
+    By `windows`: over consecutive ones; every token but the first of the split is predicted once.
+    By `documents`, as DepthBench: over the first `length` tokens of each, separator included; the
+    very first is context only, and what lies beyond is dropped.
 
     Args:
         model: A causal language model; its mode is kept.
@@ -83,12 +82,11 @@ def evaluate(
     """
     check_fits(model, split, length)
     world = World(rank=0, size=1, device=_device(model)) if world is None else world
-    whole = by == "windows"
     # more than there are is all of them, however many
-    there = split.windows_of(length) if whole else split.documents
+    there = split.windows_of(length) if by == "windows" else split.documents
     read = min(windows or there, there)
-    texts = split.windows(length) if whole else data.beginnings(split, length)
-    width = length + 1 if whole else length
+    texts = split.windows(length) if by == "windows" else data.beginnings(split, length)
+    width = length + 1 if by == "windows" else length
     work = batches(itertools.islice(texts, read), width, min(rows, there))
     training = model.training
     model.eval()
@@ -102,12 +100,20 @@ def evaluate(
     loss = world.sum(total).item() / tokens
     if not math.isfinite(loss):
         raise NonFiniteError(f"loss on {split.directory} ({split.split}) is {loss}")
-    if whole:
+    if by == "windows":
         bits = split.bits_per_byte(loss, targets=tokens)
     else:
-        size = data.beginning_bytes(split, length, read)
-        bits = data.bits_per_byte(loss, tokens=tokens, text_bytes=size)
+        bits = _bits_of_documents(split, length, read, loss, tokens)
     return Evaluation(loss=loss, bits_per_byte=bits, tokens=tokens)
+
+
+def _bits_of_documents(
+    split: TokenData, length: int, documents: int, loss: float, tokens: int
+) -> float:
+    size = data.beginning_bytes(split, length, documents)
+    if not size:
+        raise invalid("windows", f"{tokens} tokens without text", "some that hold text")
+    return data.bits_per_byte(loss, tokens=tokens, text_bytes=size)
 
 
 def check_fits(model: PreTrainedModel, split: TokenData, length: int) -> None:
