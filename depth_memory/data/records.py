@@ -56,7 +56,7 @@ def parquet_rows(
     Raises:
         UserError: pyarrow is not installed, the file cannot be read, or it has no such column.
     """
-    parquet = _pyarrow_parquet()
+    parquet = pyarrow_parquet()
     try:
         with parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
@@ -111,7 +111,12 @@ def _object(row: object, where: str) -> dict[str, Any]:
     return row
 
 
-def _pyarrow_parquet() -> Any:
+def pyarrow_parquet() -> Any:
+    """The reader of Parquet.
+
+    Raises:
+        UserError: It is not installed; names the extra.
+    """
     try:
         import pyarrow.parquet
     except ImportError as error:

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from depth_memory.data import hub
-from depth_memory.data.records import Line, jsonl_rows, jsonl_texts, parquet_rows, parquet_texts
+from depth_memory.data.records import (
+    Line,
+    jsonl_rows,
+    jsonl_texts,
+    parquet_rows,
+    parquet_texts,
+    pyarrow_parquet,
+)
 from depth_memory.errors import UserError
 from depth_memory.files import reason
 
@@ -137,11 +144,13 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _remote_files(address: str) -> list[SourceFile]:
-    root = hub.parse(address).root
-    return [
-        SourceFile(path=Path(file.path), name=f"{root}/{file.path}", remote=file)
-        for file in hub.find(address, _is_rows)
+    root, found = hub.parse(address).root, hub.find(address, _is_rows)
+    files = [
+        SourceFile(path=Path(file.path), name=f"{root}/{file.path}", remote=file) for file in found
     ]
+    if any(_suffix(file.path) in PARQUET_SUFFIXES for file in files):
+        pyarrow_parquet()  # what it lacks is said before gigabytes are fetched
+    return files
 
 
 def _present(files: Sequence[SourceFile], downloads: Path | None) -> Iterator[Path]:

@@ -151,7 +151,10 @@ def clear(place: Path) -> None:
     """Empty the folder, its state first, so that nothing half removed is gone on with."""
     (place / STATE_FILE).unlink(missing_ok=True)
     for path in place.iterdir():
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:  # of a state that was never whole
+            path.unlink()
     for name in (CORPUS, DOWNLOADS, TAILS):
         (place / name).mkdir()
 

@@ -221,3 +221,14 @@ def test_what_another_process_made_meanwhile_is_taken(tmp_path, make, whole, mon
     prepare(**make(tmp_path / "out"))
     assert contents(tmp_path / "out") == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs"]
+
+
+def test_killed_before_anything_is_noted_it_begins_again(tmp_path, make, whole):
+    noted = 0
+    for fatal in range(1, 14):
+        out = tmp_path / str(fatal) / "out"
+        assert killed(fatal, make(out))
+        noted += (staging.place_of(out) / "state.json").exists()
+        prepare(**make(out))
+        assert contents(out) == whole
+    assert 0 < noted < 13

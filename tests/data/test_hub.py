@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -165,6 +166,14 @@ def test_a_revision_is_asked_for_and_named(online, revision):
 def test_what_is_not_there_is_one_line(online, refused, address, words):
     with refused(*words):
         sources.find_files([address])
+
+
+def test_what_parquet_lacks_is_said_before_anything_is_fetched(online, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with refused("depth-memory[data]"):
+        sources.find_files([f"{EDU}/sample/100BT"])
+    assert online.downloads == []
 
 
 def test_without_a_network_it_is_one_line(refused, monkeypatch):
