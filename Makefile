@@ -8,11 +8,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help demo test lint format types browser unit clean
-=======
-.PHONY: help demo test lint format types unit reliability clean
->>>>>>> da9e547 (Kill training and data preparation at random moments, and compare to the bit; document it all)
+.PHONY: help demo test lint format types browser unit reliability clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
