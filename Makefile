@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types browser unit clean
+.PHONY: help demo test lint format types browser unit reliability clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -48,6 +48,9 @@ unit: $(BIN)/.dev browser  ## Run the tests, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test: lint format types unit  ## All of the above
+
+reliability: $(BIN)/.dev  ## Kill training and data preparation 50 times, and compare to the bit
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability --kills 50 --out results/reliability-cpu.json
 
 clean:  ## Remove the environment and the demo
 	rm -rf $(VENV) $(DEMO)

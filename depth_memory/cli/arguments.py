@@ -113,6 +113,11 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def source(text: str) -> Path | str:
+    """A path, or the address of a dataset on the hub."""
+    return text if text.startswith("hf://") else path(text)
+
+
 def _translated(message: str, prog: str) -> str:
     """argparse's message, as a line that names the argument, what it got and what is allowed."""
     for pattern, line in _LINES:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depth_memory.cli import arguments, console
+from depth_memory.cli import arguments, console, preparing
 from depth_memory.errors import Range, UserError, shown
 
 if TYPE_CHECKING:
@@ -19,12 +17,12 @@ EXAMPLES = """\
 depth-memory data prepare books/ --out corpus --vocab-size 8192
 depth-memory data prepare web.jsonl --out corpus --tokenizer tokenizer.json --workers 4
 depth-memory data prepare books/ --out corpus --tokenizer smollm2-ldm
+depth-memory data prepare hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT --out edu --workers 8
 depth-memory data verify corpus
 """
 SHARDS = arguments.Number(int, Range(1, 2**30))
 HELD_OUT = Range(0, 10**9)
 WORKERS = arguments.Number(int, Range(1, 1024))
-SECONDS_BETWEEN_NOTES = 2.0
 
 
 def add(commands: Any) -> None:
@@ -54,11 +52,18 @@ def _add_prepare(parts: Any) -> None:
         parts,
         "prepare",
         prepare,
-        summary="Tokenise text files, folders, JSON lines or Parquet into a new folder.",
+        summary="Tokenise text, JSON lines, Parquet or a dataset of the hub into a new folder. "
+        "After a kill, the same command goes on from the last finished shard.",
         examples=EXAMPLES,
     )
     add = parser.add_argument
-    add("sources", metavar="SOURCE", nargs="+", type=arguments.path, help="files and folders")
+    add(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        type=arguments.source,
+        help="files and folders, or hf://datasets/OWNER/NAME[@REVISION][/FILE, FOLDER or PATTERN]",
+    )
     add("--out", metavar="DIR", type=arguments.path, required=True, help="the folder to create")
     add(
         "--tokenizer",
@@ -84,23 +89,28 @@ def _add_prepare(parts: Any) -> None:
     add("--text-field", metavar="NAME", default="text", help="of JSON lines and Parquet")
     add("--shard-tokens", metavar="N", type=SHARDS, default=2**24, help="per shard")
     add("--workers", metavar="N", type=WORKERS, default=1, help="threads (default: 1)")
+    add("--restart", action="store_true", help="throw half-finished work for this DIR away")
 
 
 def prepare(args: argparse.Namespace) -> None:
     """Prepare the sources, and describe what came out."""
     from depth_memory import data
 
-    manifest = data.prepare(
-        args.sources,
-        args.out,
-        tokenizer=_tokenizer(args),
-        validation=args.validation,
-        workers=args.workers,
-        shard_tokens=args.shard_tokens,
-        text_field=args.text_field,
-        separator=args.separator,
-        on_progress=_progress(),
-    )
+    tokenizer = _tokenizer(args)
+    with preparing.shown() as shown:
+        manifest = data.prepare(
+            args.sources,
+            args.out,
+            tokenizer=tokenizer,
+            validation=args.validation,
+            workers=args.workers,
+            shard_tokens=args.shard_tokens,
+            text_field=args.text_field,
+            separator=args.separator,
+            restart=args.restart,
+            on_progress=shown.progress,
+            on_note=shown.note,
+        )
     _describe(args.out, manifest)
 
 
@@ -108,6 +118,7 @@ def verify(args: argparse.Namespace) -> None:
     """Read everything, and describe it."""
     from depth_memory import data
 
+    data.read_manifest(args.directory)
     console.note(f"reading {args.directory}")
     _present(args, data.verify(args.directory))
 
@@ -149,22 +160,14 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer | Path:
         return args.tokenizer or data.default_tokenizer()
     if args.tokenizer is not None:
         raise UserError("--vocab-size: got a --tokenizer beside it; allowed: one of the two")
+    files = find_files(args.sources)
+    if any(file.remote for file in files):
+        raise UserError(
+            "--vocab-size: got a source on the hub; allowed: local ones, or --tokenizer"
+        )
     console.note(f"learning a tokenizer of {args.vocab_size} entries")
-    documents = read_documents(find_files(args.sources), text_field=args.text_field)
+    documents = read_documents(files, text_field=args.text_field)
     return data.train_tokenizer((document.text for document in documents), args.vocab_size)
-
-
-def _progress() -> Callable[[int, int], None]:
-    """A note every few seconds."""
-    last = time.monotonic()
-
-    def update(documents: int, size: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > SECONDS_BETWEEN_NOTES:
-            last = time.monotonic()
-            console.note(f"{documents} documents, {console.short(size)} bytes")
-
-    return update
 
 
 def _share_or_count(text: str) -> float | int:

@@ -51,6 +51,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Evaluate every model, then show and write it all; nothing is shown if one fails."""
     choose("--split", args.split, SPLITS)
+    choose("--by", args.by, ("windows", "documents"))
     if args.out is not None:
         outputs.check_file("--out", args.out)
     figure = None if args.figure is None else _figure(args)
@@ -87,7 +88,16 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", default="validation", help="validation (default) or train")
     group.add_argument("--rows", metavar="N", type=arguments.count, default=8, help="at a time")
     group.add_argument(
-        "--windows", metavar="N", type=arguments.count, help="only the first N windows"
+        "--by",
+        default="windows",
+        help="windows (default) over the documents one after the other, or documents: the first "
+        "--length tokens of each, as DepthBench",
+    )
+    group.add_argument(
+        "--windows",
+        metavar="N",
+        type=arguments.count,
+        help="only the first N of them",
     )
     group.add_argument(
         "--figure",
@@ -145,7 +155,9 @@ def _evaluated(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     if length > loaded.limit:
         raise invalid("--length", length, f"at most the model's position limit {loaded.limit}")
     console.note(f"evaluating {path} on {split.directory} ({args.split})")
-    found = train.evaluate(loaded.model, split, length=length, rows=args.rows, windows=args.windows)
+    found = train.evaluate(
+        loaded.model, split, length=length, rows=args.rows, windows=args.windows, by=args.by
+    )
     return {
         "model": str(path),
         "weights": str(loaded.path),
@@ -157,6 +169,7 @@ def _evaluated(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         "tokens": found.tokens,
         "data": str(split.directory),
         "split": args.split,
+        "by": args.by,
         "length": length,
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depth_memory.data.sources import Document
+from depth_memory.data.sources import START, Document, Position
 from depth_memory.data.splits import split_of
 from depth_memory.data.tokenizer import Tokenizer
 from depth_memory.errors import UserError
@@ -25,6 +25,9 @@ class Encoded:
     ids: np.ndarray | None
     text_bytes: int
     split: str
+    end: Position = START
+    share: float = 0.0
+    """Both as in `Document`."""
 
 
 def is_empty(document: Document) -> bool:
@@ -40,13 +43,14 @@ def encode(document: Document, tokenizer: Tokenizer, separator: str, threshold: 
     """
     split = split_of(document.utf8, threshold)
     if is_empty(document):
-        return Encoded(ids=None, text_bytes=0, split=split)
+        return Encoded(ids=None, text_bytes=0, split=split, end=document.end, share=document.share)
     ids = tokenizer.encode(document.text)
     if separator == "eos":
         if (ids == tokenizer.end_id).any():
             raise UserError(f"{document.where}: text encodes to the separator {tokenizer.end}")
         ids = np.append(ids, tokenizer.end_id)
-    return Encoded(ids=ids, text_bytes=len(document.utf8), split=split)
+    size = len(document.utf8)
+    return Encoded(ids=ids, text_bytes=size, split=split, end=document.end, share=document.share)
 
 
 def encoded_in_order(

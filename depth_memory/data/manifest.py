@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import misfit, read_json, write_durably
+from depth_memory.files import misfit, read_json, replaced_file, write_durably
 
 MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+CORPUS = "corpus"
 FORMAT = 1
 SEPARATORS = {
     "eos": "the end-of-text token after every document that is not empty",
@@ -91,28 +94,28 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
 
 
+def place_of(target: Path) -> Path:
+    """The folder in which the corpus `target` is made, see `staging`."""
+    target = Path(os.path.abspath(target))
+    return target.with_name(f".{target.name}.preparing")
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest.json`, the file that makes a folder a prepared corpus."""
-    content = json.loads(json.dumps(dataclasses.asdict(manifest), allow_nan=False))
-    text = json.dumps({**content, "checksum": _checksum(content)}, indent=2) + "\n"
-    write_durably(directory / MANIFEST_FILE, [text.encode()])
+    write_checked(directory / MANIFEST_FILE, dataclasses.asdict(manifest))
 
 
 def read_manifest(directory: Path) -> Manifest:
     """Read and check `manifest.json`.
 
     Raises:
-        UserError: No prepared corpus there, or the manifest is damaged, edited or of a format or
-            separator policy that this version does not know.
+        UserError: No prepared corpus there, or a half-finished one, or the manifest is damaged,
+            edited or of a format or separator policy that this version does not know.
     """
     path = directory / MANIFEST_FILE
     if not path.exists():
-        raise UserError(f"{directory}: not a prepared corpus: no {MANIFEST_FILE}")
-    content = read_json(path, "the manifest of a corpus")
-    if misfit(content, {"format": int}) or content["format"] != FORMAT:
-        raise invalid(f"{path}: format", content.get("format"), str(FORMAT))
-    if content.pop("checksum", None) != _checksum(content):
-        raise UserError(f"{path}: altered since it was written (checksum); prepare the data again")
+        raise UserError(f"{directory}: not a prepared corpus: {_lack(directory)}")
+    content = read_checked(path, FORMAT, "the manifest of a corpus")
     try:
         manifest = _manifest(content)
         expected, found = token_dtype(manifest.vocab_size), np.dtype(manifest.dtype)
@@ -124,6 +127,34 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def write_checked(path: Path, content: dict[str, Any]) -> None:
+    """Write or replace a file of JSON with a checksum of its own, durably."""
+    content = json.loads(json.dumps(content, allow_nan=False))
+    text = json.dumps({**content, "checksum": _checksum(content)}, indent=2) + "\n"
+    with replaced_file(path) as partial:
+        write_durably(partial, [text.encode()])
+
+
+def read_checked(path: Path, version: int, what: str) -> dict[str, Any]:
+    """What `write_checked` wrote, of one format.
+
+    Raises:
+        UserError: Another format, damaged or edited.
+    """
+    content = read_json(path, what)
+    if misfit(content, {"format": int}) or content["format"] != version:
+        raise invalid(f"{path}: format", content.get("format"), str(version))
+    if content.pop("checksum", None) != _checksum(content):
+        raise UserError(f"{path}: altered since it was written (checksum); prepare the data again")
+    return content
+
+
+def _lack(directory: Path) -> str:
+    if (place_of(directory) / STATE_FILE).exists() or (directory / STATE_FILE).exists():
+        return "half finished; give its command of data prepare again"
+    return f"no {MANIFEST_FILE}"
+
+
 def _checksum(content: dict[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -132,17 +163,21 @@ def _checksum(content: dict[str, Any]) -> str:
 def _manifest(content: dict[str, Any]) -> Manifest:
     recipe, splits = content.pop("recipe"), content.pop("splits")
     return Manifest(
-        recipe=_recipe(recipe),
-        splits={name: _split(split) for name, split in splits.items()},
+        recipe=recipe_of(recipe),
+        splits={name: split_of(split) for name, split in splits.items()},
         **content,
     )
 
 
-def _recipe(content: dict[str, Any]) -> Recipe:
+def recipe_of(content: dict[str, Any]) -> Recipe:
+    """A recipe from its JSON values; `KeyError` or `TypeError` if it is none."""
+    content = dict(content)
     sources = content.pop("sources")
     return Recipe(sources=tuple(Source(**source) for source in sources), **content)
 
 
-def _split(content: dict[str, Any]) -> Split:
+def split_of(content: dict[str, Any]) -> Split:
+    """A split from its JSON values; `KeyError` or `TypeError` if it is none."""
+    content = dict(content)
     shards = content.pop("shards")
     return Split(shards=tuple(Shard(**shard) for shard in shards), **content)

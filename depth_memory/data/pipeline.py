@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from depth_memory.data.encoding import Encoded, encode, encoded_in_order, is_empty
-from depth_memory.data.manifest import (
-    FORMAT,
-    SEPARATORS,
-    Manifest,
-    Recipe,
-    Source,
-    Split,
-    read_manifest,
-    token_dtype,
-    write_manifest,
-)
-from depth_memory.data.shards import SplitWriter
-from depth_memory.data.sources import SourceFile, find_files, read_documents
-from depth_memory.data.splits import (
-    SPLITS,
-    TRAIN,
-    VALIDATION,
-    check_validation,
-    threshold_of,
-)
-from depth_memory.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from depth_memory.data import filling, staging
+from depth_memory.data.filling import Job, Progress
+from depth_memory.data.manifest import SEPARATORS, Manifest, Recipe, place_of, read_manifest
+from depth_memory.data.origins import check_unchanged, difference, fingerprints
+from depth_memory.data.sources import SourceFile, find_files
+from depth_memory.data.splits import check_validation
+from depth_memory.data.tokenizer import Tokenizer, load_tokenizer
 from depth_memory.data.tokens import open_split
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import reason, sha256_of, staged_directory
-
-Progress = Callable[[int, int], None]
-"""Called with the documents and the UTF-8 bytes done so far."""
+from depth_memory.files import reason
 
 
 def prepare(
@@ -46,7 +29,9 @@ def prepare(
     shard_tokens: int = 2**24,
     text_field: str = "text",
     separator: str = "eos",
-    on_progress: Progress | None = None,
+    restart: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
     """Tokenise `sources` into the folder `out`, which appears only when it is complete.
 
@@ -58,8 +43,13 @@ def prepare(
     An existing `out` is never written to. If it was prepared by the same recipe from the same
     text, be it meanwhile by another process, it is verified and returned as it is.
 
+    Work that was killed goes on from its last finished shard, to the same bytes, when it is asked
+    for again; any other work on this `out` is refused as long as half of that is there. Sources
+    must not change in between: their sizes and times are compared, and their sha256 if those
+    differ.
+
     Args:
-        sources: Files and folders, see `sources.find_files` and `sources.read_documents`.
+        sources: Files, folders and `hf://datasets/...`, see `sources.find_files`.
         out: The folder to create.
         tokenizer: A tokenizer, or the path to load it from.
         validation: The expected share of documents to hold out, a float in [0, 1), or how many, an
@@ -68,29 +58,26 @@ def prepare(
         shard_tokens: Tokens per shard.
         text_field: The field of JSON lines or the column of Parquet that holds the text.
         separator: `eos` appends the end-of-text token to every document, `none` appends nothing.
-        on_progress: Called now and then.
+        restart: Whether half-finished work is thrown away, whatever it is.
+        on_progress: Called after every document.
+        on_note: Called with what a person may want to know.
 
     Raises:
-        UserError: Unusable input or arguments, no text, `out` exists and differs, or the disk is
-            full; nothing is left at `out` then.
+        UserError: Unusable input or arguments, no text, `out` exists and differs, is half finished
+            and differs, or the disk is full; nothing is left at `out` then.
     """
-    choose("separator", separator, SEPARATORS)
-    check_validation(validation)
-    _check_at_least_one("workers", workers)
-    _check_at_least_one("shard_tokens", shard_tokens)
+    settings: dict[str, Any] = {
+        "separator": separator,
+        "validation": validation,
+        "shard_tokens": shard_tokens,
+        "text_field": text_field,
+    }
+    _check(workers, **settings)
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(tokenizer)
     files = find_files(sources)
-    recipe = Recipe(
-        tokenizer_sha256=tokenizer.sha256,
-        end=tokenizer.end,
-        separator=separator,
-        validation=validation,
-        shard_tokens=shard_tokens,
-        text_field=text_field,
-        sources=tuple(_source(file) for file in files),
-    )
-    return _made(Path(out), files, recipe, tokenizer, workers, on_progress)
+    job = functools.partial(_job, files, tokenizer, settings, workers)
+    return _made(Path(out), job, restart, on_progress, on_note)
 
 
 def verify(directory: str | Path) -> Manifest:
@@ -105,17 +92,93 @@ def verify(directory: str | Path) -> Manifest:
     return manifest
 
 
-def _check_at_least_one(field: str, value: int) -> None:
-    if value < 1:
-        raise invalid(field, value, "at least 1")
+def _check(
+    workers: int, *, separator: str, validation: float | int, shard_tokens: int, text_field: str
+) -> None:
+    del text_field
+    choose("separator", separator, SEPARATORS)
+    check_validation(validation)
+    for field, value in (("workers", workers), ("shard_tokens", shard_tokens)):
+        if value < 1:
+            raise invalid(field, value, "at least 1")
 
 
-def _source(file: SourceFile) -> Source:
+def _job(
+    files: list[SourceFile],
+    tokenizer: Tokenizer,
+    settings: dict[str, Any],
+    workers: int,
+    state: staging.State | None,
+) -> Job:
+    """What there is to do; the sources are read for it unless `state` knows them."""
+    held_out = settings["validation"]
+    if any(file.remote for file in files) and isinstance(held_out, int) and held_out:
+        raise invalid("validation", held_out, "a share, as 0.001, for a source on the hub")
+    known, times = fingerprints(files, state, workers)
+    recipe = Recipe(sources=known, tokenizer_sha256=tokenizer.sha256, end=tokenizer.end, **settings)
+    return Job(files=files, recipe=recipe, times=times, tokenizer=tokenizer, workers=workers)
+
+
+def _made(
+    target: Path,
+    job: Callable[[staging.State | None], Job],
+    restart: bool,
+    on_progress: Callable[[Progress], None] | None,
+    on_note: Callable[[str], None],
+) -> Manifest:
+    """What is at `target`, if need be after filling it."""
+    if _is_taken(target):
+        return _reuse(target, job(None).recipe)
+    wait = f"waiting for another process, which prepares {target}"
     try:
-        size, sha256 = file.path.stat().st_size, sha256_of(file.path)
-    except OSError as error:
-        raise UserError(f"{file.path}: cannot be read: {reason(error)}") from error
-    return Source(name=file.name, bytes=size, sha256=sha256)
+        with staging.held(target, lambda: on_note(wait)) as place:
+            if not _is_taken(target):
+                return _finished(target, place, job, restart, on_progress, on_note)
+    except UserError:
+        if not _is_taken(target):
+            raise
+    return _reuse(target, job(None).recipe)  # another process was quicker
+
+
+def _finished(
+    target: Path,
+    place: Path,
+    job: Callable[[staging.State | None], Job],
+    restart: bool,
+    on_progress: Callable[[Progress], None] | None,
+    on_note: Callable[[str], None],
+) -> Manifest:
+    """Prepare all of it in `place`, or the rest, and move it to `target`."""
+    state = None if restart else staging.load(place)
+    work = job(state)
+    if state is None:
+        staging.clear(place)
+    else:
+        _check_same(target, work.recipe, state)
+        on_note(f"going on after document {state.documents}")
+    if state is None:
+        state = filling.first_state(work)
+    writers = filling.writers(place, work, state)
+    try:
+        manifest = filling.fill(place, work, state, writers, on_progress)
+        check_unchanged(work.files, work.recipe.sources, work.times)
+        staging.finish(place, target)
+    except (UserError, OSError) as error:
+        if not (place / staging.STATE_FILE).exists():
+            raise
+        text = str(error) if isinstance(error, UserError) else f"out: {reason(error)}"
+        hint = f"what is finished stays in {place} for the same command"
+        raise UserError(f"{text}; {hint}") from error
+    return manifest
+
+
+def _check_same(target: Path, recipe: Recipe, state: staging.State) -> None:
+    what = difference(recipe, state.recipe)
+    if what is not None:
+        raise UserError(
+            f"out: {target} is half finished with another {what}, in {place_of(target)}; "
+            "give that command again, or begin again with --restart"
+        )
 
 
 def _is_taken(target: Path) -> bool:
@@ -127,87 +190,8 @@ def _reuse(target: Path, recipe: Recipe) -> Manifest:
         manifest = verify(target)
     except UserError as error:
         raise UserError(f"out: {target} exists and is left as it is: {error}") from error
-    differing = [
-        name for name, value in vars(recipe).items() if vars(manifest.recipe)[name] != value
-    ]
-    if differing:
-        what = ", ".join(differing)
+    what = difference(recipe, manifest.recipe)
+    if what is not None:
         raise UserError(f"out: {target} exists, made with another {what}; choose another folder")
+    staging.remove(target)
     return manifest
-
-
-def _made(target: Path, files: list[SourceFile], recipe: Recipe, *rest: Any) -> Manifest:
-    """What is at `target`, if need be after filling it."""
-    if _is_taken(target):
-        return _reuse(target, recipe)
-    try:
-        with staged_directory(target) as folder:
-            return _fill(folder, files, recipe, *rest)
-    except UserError:
-        if not _is_taken(target):
-            raise
-        return _reuse(target, recipe)  # another process was quicker
-
-
-def _fill(
-    folder: Path,
-    files: list[SourceFile],
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    workers: int,
-    on_progress: Progress | None,
-) -> Manifest:
-    threshold = _threshold(files, recipe)
-    encoded = encoded_in_order(
-        read_documents(files, text_field=recipe.text_field),
-        lambda document: encode(document, tokenizer, recipe.separator, threshold),
-        workers,
-    )
-    dtype = token_dtype(tokenizer.vocab_size)
-    writers = {name: SplitWriter(folder, name, dtype, recipe.shard_tokens) for name in SPLITS}
-    empty = _write(encoded, writers, on_progress)
-    splits = {name: writer.close() for name, writer in writers.items()}
-    _check_documents(splits, recipe.validation)
-    manifest = Manifest(
-        format=FORMAT,
-        recipe=recipe,
-        vocab_size=tokenizer.vocab_size,
-        dtype=dtype.str,
-        end_id=tokenizer.end_id,
-        empty_documents=empty,
-        splits={name: split for name, split in splits.items() if split.documents},
-    )
-    tokenizer.save(folder / TOKENIZER_FILE)
-    write_manifest(folder, manifest)
-    return manifest
-
-
-def _threshold(files: list[SourceFile], recipe: Recipe) -> int:
-    documents = read_documents(files, text_field=recipe.text_field)
-    texts = (document.utf8 for document in documents if not is_empty(document))
-    return threshold_of(recipe.validation, texts)
-
-
-def _write(
-    encoded: Iterable[Encoded], writers: dict[str, SplitWriter], on_progress: Progress | None
-) -> int:
-    """Write the documents; the result is how many were empty."""
-    empty = size = 0
-    for count, document in enumerate(encoded, start=1):
-        if document.ids is None:
-            empty += 1
-        else:
-            writers[document.split].add(document.ids, text_bytes=document.text_bytes)
-        size += document.text_bytes
-        if on_progress:
-            on_progress(count, size)
-    return empty
-
-
-def _check_documents(splits: dict[str, Split], validation: float | int) -> None:
-    train, held_out = splits[TRAIN].documents, splits[VALIDATION].documents
-    if train + held_out == 0:
-        raise UserError("sources: got no text; allowed: at least one document that is not empty")
-    if train == 0 or (validation and held_out == 0):
-        got = f"{train} training and {held_out} validation documents"
-        raise UserError(f"validation: {validation} gives {got}; pass a number of documents")

@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from pathlib import Path
 
 import numpy as np
 
 from depth_memory.data.manifest import Shard, Split
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import reason, write_durably
+from depth_memory.files import naming, reason, write_durably
+
+NOTHING = Split(documents=0, tokens=0, bytes=0, shards=())
 
 
 class SplitWriter:
     """Cuts a stream of documents into shards of exactly `shard_tokens` tokens, the last shorter.
 
     Holds no more than two shards in memory. A document may cross from one shard into the next.
+    What does not fill a shard yet can be kept in a file, from which another writer goes on.
+
+    Args:
+        directory: Where the shards go.
+        split: Name of the split, a folder there.
+        dtype: Of the tokens.
+        shard_tokens: Tokens per shard.
+        done: What was written before.
+        tail: The tokens of the shard that was not full then.
     """
 
-    def __init__(self, directory: Path, split: str, dtype: np.dtype, shard_tokens: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        dtype: np.dtype,
+        shard_tokens: int,
+        *,
+        done: Split = NOTHING,
+        tail: bytes = b"",
+    ) -> None:
         self._directory = directory
         self._split = split
         self._dtype = dtype
         self._shard_tokens = shard_tokens
-        self._pending: list[np.ndarray] = []
-        self._filled = 0
-        self._documents = 0
-        self._bytes = 0
-        self._shards: list[Shard] = []
+        self._pending = [np.frombuffer(tail, dtype)]
+        self._filled = self._kept = len(self._pending[0])
+        self._digest = hashlib.sha256(tail)
+        self._documents = done.documents
+        self._bytes = done.bytes
+        self._shards: list[Shard] = list(done.shards)
+
+    @property
+    def shards(self) -> int:
+        """Number of shards that are full and on the disk."""
+        return len(self._shards)
 
     def add(self, ids: np.ndarray, *, text_bytes: int) -> None:
         """Append one document.
@@ -54,16 +82,38 @@ class SplitWriter:
             if self._filled == self._shard_tokens:
                 self._flush()
 
+    def keep(self, path: Path) -> str:
+        """Append to a file what it lacks of the shard that is not full; the sha256 of all of it.
+
+        Only the first call for a shard may find a file, from before a kill.
+        """
+        new = np.concatenate(self._pending)[self._kept :]
+        if not new.size:
+            return self._digest.hexdigest()
+        self._digest.update(new.data)
+        with naming(path), path.open("r+b" if path.exists() else "wb") as file:
+            file.truncate(self._kept * self._dtype.itemsize)
+            file.seek(0, os.SEEK_END)
+            file.write(new.data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._kept = self._filled
+        return self._digest.hexdigest()
+
+    def so_far(self) -> Split:
+        """The counts, of the shard that is not full too, and the checksums of the full ones."""
+        return Split(
+            documents=self._documents,
+            tokens=sum(shard.tokens for shard in self._shards) + self._filled,
+            bytes=self._bytes,
+            shards=tuple(self._shards),
+        )
+
     def close(self) -> Split:
         """Write what is left and return the counts and checksums of the split."""
         if self._filled:
             self._flush()
-        return Split(
-            documents=self._documents,
-            tokens=sum(shard.tokens for shard in self._shards),
-            bytes=self._bytes,
-            shards=tuple(self._shards),
-        )
+        return self.so_far()
 
     def _flush(self) -> None:
         file = f"{self._split}/{len(self._shards):05d}.npy"
@@ -71,7 +121,8 @@ class SplitWriter:
         (self._directory / self._split).mkdir(exist_ok=True)
         sha256 = write_durably(self._directory / file, [_header(tokens), tokens.data])
         self._shards.append(Shard(file=file, tokens=len(tokens), sha256=sha256))
-        self._pending, self._filled = [], 0
+        self._pending, self._filled = [np.empty(0, self._dtype)], 0
+        self._kept, self._digest = 0, hashlib.sha256()
 
 
 def open_shard(directory: Path, shard: Shard, dtype: np.dtype) -> np.ndarray:

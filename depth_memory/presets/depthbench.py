@@ -4,9 +4,12 @@ Shapes, tokens and recipe are those of arXiv 2609.32534 and its repository (`con
 everywhere, so that most head sizes are no powers of two; at 1.6B 8 key and value heads, and an MLP
 of three widths. Each preset is the PreLN row; `--stream` gives another. Peak rates are those of
 its scripts at 400M; at 1.6B none is known, and a milder one is ours.
+Evaluations are by its definition, the first 2048 tokens of every document.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from depth_memory.presets.recipes import llama, recipe
 from depth_memory.train.config import Run
@@ -19,13 +22,15 @@ STEPS_1600M = 30_400
 
 def _400m(width: int, depth: int, ffn: int) -> Run:
     model = llama(width, depth, ffn, {"name": "preln"})
-    return recipe(f"depthbench-400m-l{depth}", model, lr=2e-3, steps=STEPS_400M)
+    run = recipe(f"depthbench-400m-l{depth}", model, lr=2e-3, steps=STEPS_400M)
+    return replace(run, eval_by="documents")
 
 
 def _1600m(width: int, depth: int) -> Run:
     model = llama(width, depth, 3 * width, {"name": "preln"}, kv_heads=8)
     name = f"depthbench-1600m-l{depth}"
-    return recipe(name, model, lr=1e-3, steps=STEPS_1600M, accumulate=128)
+    run = recipe(name, model, lr=1e-3, steps=STEPS_1600M, accumulate=128)
+    return replace(run, eval_by="documents")
 
 
 def depthbench_400m_l16() -> Run:

@@ -4,7 +4,7 @@ A checkpoint is a directory `step-00000100` with
 
 - `model.safetensors`: the float32 weights, and `config.json` and `tokenizer.json` beside them, so
   that transformers can load the directory;
-- `optimizer.safetensors`: moments and step of AdamW by parameter;
+- `optimizer.safetensors`: moments and step of AdamW, momentum of Muon, by parameter;
 - `state.json`: step, configuration, data, versions, number of records so far, size and SHA-256 of
   every file, and a checksum of all that.
 
@@ -35,7 +35,7 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 NAME = re.compile(r"step-\d{8,}")
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def collect(
     weights = {name: parallel.full(p).cpu() for name, p in named.items()}
     moments = {}
     for name, p in named.items():
-        for key in MOMENTS if p in optimizer.state else ():
+        for key in (key for key in MOMENTS if key in optimizer.state.get(p, ())):
             moments[f"{name}.{key}"] = parallel.full(optimizer.state[p][key]).cpu()
     return weights, moments
 
@@ -172,18 +172,18 @@ def restore(
     stored = world.do(lambda: _names(path / OPTIMIZER))
     with _reader(path / OPTIMIZER, world) as read:
         for name, p in named.items():
-            if f"{name}.step" in stored:
-                optimizer.state[p] = _moments(name, p, read, world)
+            keys = [key for key in MOMENTS if f"{name}.{key}" in stored]
+            if keys:
+                optimizer.state[p] = {key: _moment(name, key, p, read, world) for key in keys}
 
 
-def _moments(name: str, p: nn.Parameter, read: Any, world: parallel.World) -> dict[str, Tensor]:
-    count = torch.zeros((), dtype=torch.float32, device=p.device)
-    count.copy_(torch.tensor(world.do(lambda: read(f"{name}.step", count).item())))
-    state = {"step": count}
-    for key in ("exp_avg", "exp_avg_sq"):
-        state[key] = torch.zeros_like(p, requires_grad=False)
-        parallel.fill_(state[key], read(f"{name}.{key}", p))
-    return state
+def _moment(name: str, key: str, p: nn.Parameter, read: Any, world: parallel.World) -> Tensor:
+    if key == "step":
+        count = torch.zeros((), dtype=torch.float32, device=p.device)
+        return count.copy_(torch.tensor(world.do(lambda: read(f"{name}.step", count).item())))
+    moment = torch.zeros_like(p, requires_grad=False)
+    parallel.fill_(moment, read(f"{name}.{key}", p))
+    return moment
 
 
 @contextmanager

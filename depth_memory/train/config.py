@@ -20,6 +20,7 @@ from depth_memory.streams.base import EPS, MAX_SITES, MAX_WIDTH
 from depth_memory.train import serial
 
 Logger = Literal["tensorboard", "wandb", "trackio"]
+EvalBy = Literal["windows", "documents"]
 
 MAX_STEPS = 10**9
 RATES = Range(0.0, 10.0, above=True)
@@ -89,8 +90,11 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSpec:
-    """AdamW."""
+    """AdamW, or Muon for the backbone's matrices beside it."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon` updates the matrices of attention and MLP by Muon; embeddings, head, norms and
+    everything of the stream stay with AdamW."""
     lr: Annotated[float, RATES] = 1e-3
     """Peak learning rate."""
     betas: Annotated[tuple[float, float], Range(0.0, 1.0, below=True)] = (0.9, 0.95)
@@ -107,10 +111,17 @@ class OptimSpec:
     stream_lr: Annotated[float | None, RATES] = None
     """Peak learning rate of what belongs to the stream and not to the backbone; `lr` where not
     given. The schedule scales both."""
+    muon_lr: Annotated[float | None, RATES] = None
+    """Peak learning rate of what Muon updates; `lr` where not given. An update is scaled to the
+    size of one by AdamW, so that the same rate does for both."""
+    muon_momentum: Annotated[float, Range(0.0, 1.0, below=True)] = 0.95
+    """Decay of Muon's momentum, which is Nesterov's."""
 
     def validate(self) -> None:
         """Raise the one-line error of the first field out of range."""
         check_ranges(self, "optim.")
+        if self.name != "muon" and self.muon_lr is not None:
+            raise invalid("optim.muon_lr", self.muon_lr, "none, unless optim.name is muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +182,11 @@ class Run:
     """Directory of this run and of no other."""
     eval_every: Annotated[int, Range(0, MAX_STEPS)] = 200
     """Steps between evaluations; 0 evaluates at the end only."""
+    eval_by: EvalBy = "windows"
+    """What is predicted in an evaluation: `windows` over the documents one after the other, or the
+    first `length` tokens of each of the `documents`, which is DepthBench's definition."""
     eval_windows: Annotated[int | None, Range(1, 2**40)] = None
-    """How many validation windows of `length` are read; all where not given."""
+    """How many validation windows of `length`, or documents, are read; all where not given."""
     save_every: Annotated[int, Range(0, MAX_STEPS)] = 200
     """Steps between checkpoints; 0 saves at the end only."""
     keep: Annotated[int, Range(1, MAX_STEPS)] = 2
@@ -198,6 +212,8 @@ class Run:
         if self.length > self.model.max_length:
             limit = f"1 to the position limit model.max_length = {self.model.max_length}"
             raise invalid("length", self.length, limit)
+        if self.eval_by == "documents" and self.length < 2:
+            raise invalid("length", self.length, "at least 2 with eval_by = documents")
         if self.rows % self.accumulate:
             raise invalid("accumulate", self.accumulate, f"a divisor of rows = {self.rows}")
 

@@ -42,6 +42,7 @@ MAY_CHANGE = (
     "checkpointing",
     "accumulate",
     "eval_every",
+    "eval_by",
     "eval_windows",
     "save_every",
     "keep",

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from depth_memory import data
 from depth_memory.data import TokenData
 from depth_memory.errors import UserError, invalid
+from depth_memory.train.config import EvalBy
 from depth_memory.train.loss import IGNORED, count_valid, shift, summed_loss
 from depth_memory.train.parallel import World
 
@@ -52,43 +54,66 @@ def evaluate(
     length: int,
     rows: int = 8,
     windows: int | None = None,
+    by: EvalBy = "windows",
     world: World | None = None,
 ) -> Evaluation:
-    """Evaluate over consecutive windows; every token but the first of the split is predicted once.
+    """Evaluate a model on a split, by one of two definitions, which give different numbers.
+
+    By `windows`: over consecutive ones; every token but the first of the split is predicted once.
+    By `documents`, as DepthBench: over the first `length` tokens of each, separator included; the
+    very first is context only, and what lies beyond is dropped.
 
     Args:
         model: A causal language model; its mode is kept.
         split: What to predict.
-        length: Tokens of a window; each starts without context.
-        rows: Windows per forward pass and process.
-        windows: How many of the first windows are read; all if not given.
+        length: Tokens predicted in a window, or read of a document; each starts without context.
+        rows: Windows or documents per forward pass and process.
+        windows: How many of the first windows or documents are read; all if not given.
+        by: `windows` or `documents`.
         world: The processes that share the work; all must call it. One if not given.
 
     Returns:
         Loss, bits per byte and number of tokens, over all processes.
 
     Raises:
-        UserError: The model knows fewer tokens than the data has, or fewer positions than `length`.
+        UserError: The model knows fewer tokens than the data has, or fewer positions than `length`;
+            or data without separators has no documents.
         NonFiniteError: The loss is not finite.
     """
     check_fits(model, split, length)
     world = World(rank=0, size=1, device=_device(model)) if world is None else world
     # more than there are is all of them, however many
-    there = split.windows_of(length)
-    chosen = itertools.islice(split.windows(length), min(windows or there, there))
+    there = split.windows_of(length) if by == "windows" else split.documents
+    read = min(windows or there, there)
+    texts = split.windows(length) if by == "windows" else data.beginnings(split, length)
+    width = length + 1 if by == "windows" else length
+    work = batches(itertools.islice(texts, read), width, min(rows, there))
     training = model.training
     model.eval()
     try:
-        total, count = _sums(model, batches(chosen, length, min(rows, there)), world)
+        total, count = _sums(model, work, world)
     finally:
         model.train(training)
     tokens = int(world.sum(count).item())
+    if not tokens:
+        raise invalid(f"{split.split}: documents", split.documents, "some with 2 tokens")
     loss = world.sum(total).item() / tokens
     if not math.isfinite(loss):
         raise NonFiniteError(f"loss on {split.directory} ({split.split}) is {loss}")
-    return Evaluation(
-        loss=loss, bits_per_byte=split.bits_per_byte(loss, targets=tokens), tokens=tokens
-    )
+    if by == "windows":
+        bits = split.bits_per_byte(loss, targets=tokens)
+    else:
+        bits = _bits_of_documents(split, length, read, loss, tokens)
+    return Evaluation(loss=loss, bits_per_byte=bits, tokens=tokens)
+
+
+def _bits_of_documents(
+    split: TokenData, length: int, documents: int, loss: float, tokens: int
+) -> float:
+    size = data.beginning_bytes(split, length, documents)
+    if not size:
+        raise invalid("windows", f"{tokens} tokens without text", "some that hold text")
+    return data.bits_per_byte(loss, tokens=tokens, text_bytes=size)
 
 
 def check_fits(model: PreTrainedModel, split: TokenData, length: int) -> None:
@@ -103,11 +128,11 @@ def check_fits(model: PreTrainedModel, split: TokenData, length: int) -> None:
         raise invalid("length", length, f"1 to the model's position limit {limit}")
 
 
-def batches(windows: Iterable[np.ndarray], length: int, rows: int) -> Iterator[Tensor]:
-    """Windows as int64 [up to rows, length + 1]; shorter ones are filled up with `IGNORED`."""
+def batches(windows: Iterable[np.ndarray], width: int, rows: int) -> Iterator[Tensor]:
+    """Windows as int64 [up to rows, width]; shorter ones are filled up with `IGNORED`."""
     windows = iter(windows)
     while group := list(itertools.islice(windows, rows)):
-        batch = torch.full((len(group), length + 1), IGNORED)
+        batch = torch.full((len(group), width), IGNORED)
         for row, window in zip(batch, group, strict=True):
             row[: len(window)] = torch.from_numpy(window)
         yield batch

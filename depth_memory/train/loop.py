@@ -139,7 +139,7 @@ def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) ->
         corpus=corpus,
         model=model,
         weights=weights,
-        optimizer=optim.adamw(weights.named, run.optim),
+        optimizer=optim.build(weights.named, run.optim),
         network=network,
         texts=texts(run, vocab_size, tokenizer, network),
     )
@@ -246,6 +246,7 @@ def _evaluate(session: Session) -> Evaluation:
         length=run.length,
         rows=run.rows_per_process(world.size) // run.accumulate,
         windows=run.eval_windows,
+        by=run.eval_by,
         world=world,
     )
 

@@ -14,7 +14,7 @@ import torch
 
 from depth_memory import cli, train
 from depth_memory.cli.main import COMMANDS, parser
-from tests.cli.conftest import on
+from tests.cli.conftest import assert_refused, on
 
 PAGES = [
     [],
@@ -346,3 +346,15 @@ def test_every_number_on_the_command_line_has_a_range():
         for text in ("nan", "inf", "-inf", "1e400", "9" * 400, "x"):
             with pytest.raises(argparse.ArgumentTypeError, match="allowed: "):
                 action.type(text)
+
+
+def test_evaluate_by_documents_is_depthbenchs_loss(command, run, corpus):
+    from depth_memory.data import beginnings, open_split
+
+    done = command("evaluate", run, "--by", "documents", "--length", 16, "--json")
+    (found,) = json.loads(done.out)
+    split = open_split(corpus, "validation")
+    assert found["by"] == "documents"
+    assert found["tokens"] == sum(len(ids) - 1 for ids in beginnings(split, 16))
+    refused = command("evaluate", run, "--by", "pages")
+    assert_refused(refused, "--by: got 'pages'; allowed: documents, windows")

@@ -33,6 +33,39 @@ def test_damaged_data(command, corpus, tmp_path, damage, file):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+def empty(path):
+    path.write_bytes(b"")
+
+
+def remove(path):
+    path.unlink()
+
+
+def replace_by_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def grow(path):
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, remove, replace_by_a_folder, grow])
+@pytest.mark.parametrize("file", ["train/00000.npy", "tokenizer.json", "manifest.json"])
+def test_verify_says_in_one_line_what_is_wrong(command, corpus, tmp_path, damage, file):
+    damaged = shutil.copytree(corpus, tmp_path / "damaged")
+    damage(damaged / file)
+    done = command("data", "verify", damaged)
+    if damage is grow and file.endswith(".json"):
+        assert done.code == 0  # white space at the end of JSON means nothing
+        return
+    assert (done.code, done.out) == (2, "")
+    assert [line for line in done.lines if line.startswith("error: ")] == done.lines[-1:]
+    assert str(damaged) in done.lines[-1]
+    if file != "manifest.json":
+        assert file in done.lines[-1] or "tokenizer" in done.lines[-1]
+
+
 @pytest.mark.parametrize("damage", [cut, flip])
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
 def test_a_damaged_checkpoint(command, run, tmp_path, damage, file):

@@ -1,5 +1,5 @@
 import hashlib
-import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,8 +8,8 @@ from depth_memory.data import (
     default_tokenizer,
     embedded_corpus,
     ensure_default,
+    filling,
     open_split,
-    pipeline,
     prepare,
     verify,
 )
@@ -80,15 +80,17 @@ def test_altered_or_foreign_data_is_refused(tmp_path, default, jsonl, words, ref
 
 
 def test_two_first_calls_at_once_make_it_once(tmp_path, default, monkeypatch):
-    real = pipeline._fill
+    real, others = filling.fill, []
 
-    def fill(folder, *rest):
-        monkeypatch.setattr(pipeline, "_fill", real)
-        shutil.copytree(default, tmp_path / "mine")  # another process is quicker
-        return real(folder, *rest)
+    def fill(*args):
+        monkeypatch.setattr(filling, "fill", None)  # the other one has nothing to fill
+        others.append(pool.submit(ensure_default, tmp_path / "mine"))
+        return real(*args)
 
-    monkeypatch.setattr(pipeline, "_fill", fill)
-    assert ensure_default(tmp_path / "mine") == tmp_path / "mine"
+    monkeypatch.setattr(filling, "fill", fill)
+    with ThreadPoolExecutor(1) as pool:
+        assert ensure_default(tmp_path / "mine") == tmp_path / "mine"
+        assert others[0].result() == tmp_path / "mine"
     assert verify(tmp_path / "mine") == verify(default)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

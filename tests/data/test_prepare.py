@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from depth_memory.data import encoding, open_split, pipeline, prepare, read_manifest, verify
+from depth_memory.data import (
+    Progress,
+    encoding,
+    open_split,
+    pipeline,
+    prepare,
+    read_manifest,
+    verify,
+)
 from depth_memory.data.sources import Document
 from depth_memory.data.tokenizer import tokenizer_from_json, tokenizers
 
@@ -165,7 +173,7 @@ def test_the_same_recipe_is_verified_and_reused(tmp_path, jsonl, tokenizer, monk
     source = jsonl("a", "b", "c")
     first = prepare([source], tmp_path / "out", tokenizer=tokenizer, validation=1)
     before = contents(tmp_path / "out")
-    monkeypatch.setattr(pipeline, "staged_directory", None)
+    monkeypatch.setattr(pipeline, "filling", None)
     assert prepare([source], tmp_path / "out", tokenizer=tokenizer, validation=1) == first
     assert contents(tmp_path / "out") == before
 
@@ -223,8 +231,8 @@ def test_a_full_disk_leaves_nothing(tmp_path, jsonl, tokenizer, monkeypatch, ref
 
 KILLED = """
 import os, signal, sys
-import depth_memory.data.pipeline as pipeline
-pipeline.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+import depth_memory.data.filling as filling, depth_memory.data.pipeline as pipeline
+filling.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 pipeline.prepare([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], validation=0)
 """
 
@@ -236,12 +244,13 @@ def test_a_killed_run_is_not_taken_for_a_whole_one(tmp_path, jsonl, tokenizer, r
     assert subprocess.run(list(map(str, command))).returncode == -signal.SIGKILL
     with refused(out, "not a prepared corpus"):
         open_split(out, "train")
-    (partial,) = tmp_path.glob(".out.*.partial")
+    partial = tmp_path / ".out.preparing" / "corpus"
     assert (partial / "train/00000.npy").exists()
     with refused(partial, "not a prepared corpus"):
         open_split(partial, "train")
     prepare([source], out, tokenizer=tokenizer, validation=0)
     verify(out)
+    assert not (tmp_path / ".out.preparing").exists()
 
 
 def test_documents_are_taken_only_as_fast_as_they_are_written(monkeypatch):
@@ -268,10 +277,13 @@ def test_progress_ends_at_the_totals(tmp_path, jsonl, tokenizer):
         tmp_path / "out",
         tokenizer=tokenizer,
         validation=0,
-        on_progress=lambda *done: seen.append(done),
+        on_progress=seen.append,
     )
-    assert seen[-1] == (5, 10_002)
-    assert seen == sorted(seen)
+    tokens = open_split(tmp_path / "out", "train").tokens
+    assert seen[-1] == Progress(documents=5, tokens=tokens, bytes=10_002, share=1.0)
+    assert [progress.documents for progress in seen] == [1, 2, 3, 4, 5]
+    shares = [progress.share for progress in seen]
+    assert shares == sorted(shares)
 
 
 def test_the_folder_carries_its_tokenizer(tmp_path, jsonl, tokenizer):

@@ -44,7 +44,7 @@ def test_json_keeps_every_field_of_every_part() -> None:
     ("change", "message"),
     [
         ({"stepz": 3}, "stepz: unknown field; allowed: model, data"),
-        ({"optim": {"momentum": 0.9}}, "optim.momentum: unknown field; allowed: lr, betas"),
+        ({"optim": {"momentum": 0.9}}, "optim.momentum: unknown field; allowed: name, lr, betas"),
         ({"steps": "ten"}, "steps: got 'ten'; allowed: a whole number"),
         ({"steps": True}, "steps: got True; allowed: a whole number"),
         ({"optim": {"lr": "fast"}}, "optim.lr: got 'fast'; allowed: a finite number"),
