@@ -18,6 +18,7 @@ from depth_memory import streams
 from depth_memory.errors import SEEDS, Range, check_ranges, invalid
 from depth_memory.streams.base import EPS, MAX_SITES, MAX_WIDTH
 from depth_memory.train import serial
+from depth_memory.train.loss import CHUNK
 
 Logger = Literal["tensorboard", "wandb", "trackio"]
 
@@ -159,6 +160,9 @@ class Run:
     """Micro-batches per step and process; changes memory and rounding, nothing else."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in. The optimiser's weights and moments are float32 in both."""
+    loss_chunk: Annotated[int, Range(0, 2**30)] = CHUNK
+    """Tokens of a micro-batch whose logits exist at a time; 0 for all of them. Changes memory and
+    rounding, nothing else."""
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass."""
     compile: bool = False

@@ -41,6 +41,7 @@ MAY_CHANGE = (
     "compile",
     "checkpointing",
     "accumulate",
+    "loss_chunk",
     "eval_every",
     "eval_windows",
     "save_every",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from depth_memory.data import TokenData
 from depth_memory.errors import UserError, invalid
-from depth_memory.train.loss import IGNORED, count_valid, shift, summed_loss
+from depth_memory.train.loss import IGNORED, Head, count_valid, head_of, shift, summed_loss
 from depth_memory.train.parallel import World
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def evaluate(
     rows: int = 8,
     windows: int | None = None,
     world: World | None = None,
+    head: Head | None = None,
 ) -> Evaluation:
     """Evaluate over consecutive windows; every token but the first of the split is predicted once.
 
@@ -63,6 +65,7 @@ def evaluate(
         rows: Windows per forward pass and process.
         windows: How many of the first windows are read; all if not given.
         world: The processes that share the work; all must call it. One if not given.
+        head: What makes the loss of a model of this package; `head_of()` if not given.
 
     Returns:
         Loss, bits per byte and number of tokens, over all processes.
@@ -79,7 +82,11 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        total, count = _sums(model, batches(chosen, length, min(rows, there)), world)
+        total, count = _sums(
+            functools.partial(summed_loss, model, head=head or _lent_head(model)),
+            batches(chosen, length, min(rows, there)),
+            world,
+        )
     finally:
         model.train(training)
     tokens = int(world.sum(count).item())
@@ -114,7 +121,7 @@ def batches(windows: Iterable[np.ndarray], length: int, rows: int) -> Iterator[T
 
 
 @torch.no_grad()
-def _sums(model: nn.Module, work: Iterator[Tensor], world: World) -> tuple[Tensor, Tensor]:
+def _sums(loss: Callable, work: Iterator[Tensor], world: World) -> tuple[Tensor, Tensor]:
     """Summed loss (float64) and number of targets of this process's share of the batches."""
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     count = torch.zeros((), dtype=torch.int64, device=world.device)
@@ -123,9 +130,16 @@ def _sums(model: nn.Module, work: Iterator[Tensor], world: World) -> tuple[Tenso
         idle = world.rank >= len(turn)
         batch = torch.full_like(turn[0], IGNORED) if idle else turn[world.rank]
         inputs, targets = shift(batch.to(world.device))
-        total += summed_loss(model, inputs, targets).double()
+        total += loss(inputs, targets).double()
         count += count_valid(targets)
     return total, count
+
+
+def _lent_head(model: nn.Module) -> Head | None:
+    """What a model of this package wants, and one of transformers does not know."""
+    from depth_memory.models import DepthForCausalLM
+
+    return head_of() if isinstance(model, DepthForCausalLM) else None
 
 
 def _device(model: nn.Module) -> torch.device:

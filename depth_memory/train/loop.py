@@ -7,45 +7,35 @@ interrupted one to the bit.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from depth_memory.train import (
     checkpoint,
-    diagnose,
     directory,
     files,
     loggers,
     optim,
     origin,
     provenance,
-    schedule,
 )
 from depth_memory.train.build import prepare
 from depth_memory.train.config import Run
 from depth_memory.train.corpus import Corpus, open_corpus
-from depth_memory.train.evaluate import Evaluation, NonFiniteError, evaluate
+from depth_memory.train.evaluate import Evaluation, evaluate
 from depth_memory.train.export import check_replaceable, export, texts
-from depth_memory.train.loss import add_gradient, shift
-from depth_memory.train.metrics import Record
+from depth_memory.train.loss import head_of
 from depth_memory.train.origin import Network
-from depth_memory.train.parallel import World, connect, full
-from depth_memory.train.precision import Weights
+from depth_memory.train.parallel import World, connect
 from depth_memory.train.progress import Progress
 from depth_memory.train.report import Report
-
-if TYPE_CHECKING:
-    from depth_memory.models import DepthForCausalLM
+from depth_memory.train.step import Session, update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +50,6 @@ class Result:
     """Of the final weights, on the validation split."""
     skipped: tuple[str, ...]
     """Damaged checkpoints that the resume passed over, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """What the steps of a run share."""
-
-    run: Run
-    world: World
-    corpus: Corpus
-    model: DepthForCausalLM
-    weights: Weights
-    optimizer: torch.optim.Optimizer
-    network: Network | None
-    texts: dict[str, str]
 
 
 def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress = True) -> Result:
@@ -142,6 +118,7 @@ def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) ->
         optimizer=optim.adamw(weights.named, run.optim),
         network=network,
         texts=texts(run, vocab_size, tokenizer, network),
+        head=head_of(run.loss_chunk, compiled=run.compile),
     )
 
 
@@ -172,7 +149,7 @@ def _steps(session: Session, first: int, report: Report) -> Evaluation:
     run = session.run
     evaluation = None
     for step in range(first, run.steps):
-        record = _update(session, step)
+        record = update(session, step)
         done = step + 1
         evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
         if evaluation is not None:
@@ -188,56 +165,6 @@ def _steps(session: Session, first: int, report: Report) -> Evaluation:
     return _evaluate(session) if evaluation is None else evaluation
 
 
-def _update(session: Session, step: int) -> Record:
-    """One optimiser step.
-
-    Returns:
-        The record of the step: its number from 1, loss in nats, norm of the gradient before
-        clipping, learning rate, tokens predicted, and speed.
-    """
-    run, world, began = session.run, session.world, time.perf_counter()
-    torch.manual_seed(_seed(run.seed, step, world.rank))
-    inputs, targets = _rows(session, step)
-    weights = list(session.weights.named.values())
-    loss, valid = add_gradient(session.model, inputs, targets, pieces=run.accumulate, world=world)
-    norm = optim.gradient_norm(weights)
-    record = {"step": step + 1, "loss": loss.item(), "gradient_norm": full(norm).item()}
-    _stop_unless_finite(session, record, inputs, targets)
-    optim.clip_(weights, run.optim.clip, norm)
-    lr = run.optim.lr * schedule.factor(run.schedule, step, run.steps)
-    optim.set_learning_rate(session.optimizer, lr)
-    session.optimizer.step()
-    session.optimizer.zero_grad()
-    session.weights.publish()
-    tokens = int(valid.item())
-    speed = tokens / (time.perf_counter() - began)
-    return {**record, "lr": lr, "tokens": tokens, "tokens_per_second": round(speed, 1)}
-
-
-def _rows(session: Session, step: int) -> tuple[Tensor, Tensor]:
-    """This process's inputs and targets of a step, int64 [rows, length]."""
-    run, world = session.run, session.world
-    batch = session.corpus.train.batch(
-        step, rows=run.rows, length=run.length, seed=run.seed, rank=world.rank, world=world.size
-    )
-    return shift(torch.from_numpy(batch).to(world.device))
-
-
-def _stop_unless_finite(session: Session, record: Record, inputs: Tensor, targets: Tensor) -> None:
-    named, world = session.weights.named, session.world
-    if not math.isfinite(record["loss"]):
-        what = f"loss is {record['loss']}"
-        where = diagnose.blame_loss(session.model, named, inputs, targets, world)
-    elif not math.isfinite(record["gradient_norm"]):
-        what = f"norm of the gradient is {record['gradient_norm']}"
-        where = diagnose.blame_gradient(session.model, named, inputs, targets, world)
-    else:
-        return
-    saved = checkpoint.listed(session.run.out / "checkpoints")
-    last = f"last good checkpoint: {saved[0]}" if saved else "no checkpoint was saved yet"
-    raise NonFiniteError(f"step {record['step']}: {what}; first non-finite: {where}; {last}")
-
-
 def _evaluate(session: Session) -> Evaluation:
     run, world = session.run, session.world
     return evaluate(
@@ -247,6 +174,7 @@ def _evaluate(session: Session) -> Evaluation:
         rows=run.rows_per_process(world.size) // run.accumulate,
         windows=run.eval_windows,
         world=world,
+        head=session.head,
     )
 
 
@@ -283,10 +211,6 @@ def _export(session: Session) -> None:
 
 def _due(done: int, every: int, steps: int) -> bool:
     return done == steps or (every > 0 and done % every == 0)
-
-
-def _seed(seed: int, step: int, rank: int) -> int:
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from depth_memory.errors import UserError
 from depth_memory.train import NonFiniteError, Run, build, loop, train
 from depth_memory.train import checkpoint as checkpoints
+from depth_memory.train import step as step_module
 from tests.train.processes import call_ranks
 from tests.train.tiny import MODEL, tiny_run
 
@@ -57,14 +58,14 @@ def spoil_stream(model) -> None:
 
 def spoil_at(monkeypatch: pytest.MonkeyPatch, spoil) -> None:
     """Spoil the network before the step that ends as number `FATAL`."""
-    rows = loop._rows
+    rows = step_module._rows
 
     def spoiling(session, step):
         if step == FATAL - 1:
             spoil(session.model)
         return rows(session, step)
 
-    monkeypatch.setattr(loop, "_rows", spoiling)
+    monkeypatch.setattr(step_module, "_rows", spoiling)
 
 
 @pytest.mark.parametrize(
