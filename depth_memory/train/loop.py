@@ -7,6 +7,7 @@ interrupted one to the bit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -36,6 +37,7 @@ from depth_memory.train.parallel import World, connect
 from depth_memory.train.progress import Progress
 from depth_memory.train.report import Report
 from depth_memory.train.step import Session, update
+from depth_memory.train.throughput import meter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         NonFiniteError: Loss or gradient stopped being finite; names step, place and the last good
             checkpoint.
     """
+    began = time.perf_counter()
     run.validate()
     run = directory.located(run)
     with ExitStack() as stack:
@@ -94,7 +97,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
             report.note(f"skipped damaged checkpoint {text}")
         if start.step:
             report.note(f"going on from step {start.step}")
-        evaluation = _steps(session, start.step, report)
+        evaluation = _steps(session, start.step, report, began)
         world.do(lambda: _export(session))
     return Result(
         out=run.out,
@@ -119,6 +122,13 @@ def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) ->
         network=network,
         texts=texts(run, vocab_size, tokenizer, network),
         head=head_of(run.loss_chunk, compiled=run.compile),
+        meter=meter(
+            model,
+            length=run.length,
+            precision=run.precision,
+            device=world.device,
+            devices=world.size,
+        ),
     )
 
 
@@ -144,13 +154,19 @@ def _begin(session: Session, start: directory.Start, source: dict[str, Any] | No
     world.do(lambda: directory.claim(run, session.corpus.identity, facts, start, source))
 
 
-def _steps(session: Session, first: int, report: Report) -> Evaluation:
-    """Every step from `first` on, with its evaluation, record and checkpoint when they are due."""
-    run = session.run
+def _steps(session: Session, first: int, report: Report, began: float) -> Evaluation:
+    """Every step from `first` on, with its evaluation, record and checkpoint when they are due.
+
+    The first record of a session also says how long it took from `began` to the end of its first
+    step.
+    """
+    run, once = session.run, {}
     evaluation = None
     for step in range(first, run.steps):
         record = update(session, step)
         done = step + 1
+        if step == first:
+            once = {"seconds_to_first_step": round(time.perf_counter() - began, 3)}
         evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
         if evaluation is not None:
             record |= {
@@ -159,7 +175,8 @@ def _steps(session: Session, first: int, report: Report) -> Evaluation:
             }
         report.show(record)
         if evaluation is not None or _due(done, run.log_every, run.steps):
-            report.write(record)
+            report.write(record | once)
+            once = {}
         if _due(done, run.save_every, run.steps):
             _save(session, done, records=report.sync())
     return _evaluate(session) if evaluation is None else evaluation

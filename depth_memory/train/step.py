@@ -20,6 +20,7 @@ from depth_memory.train.metrics import Record
 from depth_memory.train.origin import Network
 from depth_memory.train.parallel import World, full
 from depth_memory.train.precision import Weights
+from depth_memory.train.throughput import Meter
 
 if TYPE_CHECKING:
     from depth_memory.models import DepthForCausalLM
@@ -38,6 +39,7 @@ class Session:
     network: Network | None
     texts: dict[str, str]
     head: Head
+    meter: Meter
 
 
 def update(session: Session, step: int) -> Record:
@@ -45,7 +47,7 @@ def update(session: Session, step: int) -> Record:
 
     Returns:
         The record of the step: its number from 1, loss in nats, norm of the gradient before
-        clipping, learning rate, tokens predicted, and speed.
+        clipping, learning rate, tokens predicted, and what the meter reads.
     """
     run, world, began = session.run, session.world, time.perf_counter()
     torch.manual_seed(_seed(run.seed, step, world.rank))
@@ -63,9 +65,9 @@ def update(session: Session, step: int) -> Record:
     session.optimizer.step()
     session.optimizer.zero_grad()
     session.weights.publish()
-    tokens = int(valid.item())
-    speed = tokens / (time.perf_counter() - began)
-    return {**record, "lr": lr, "tokens": tokens, "tokens_per_second": round(speed, 1)}
+    tokens = int(valid.item())  # waits for the device, and so for all of the step
+    speed = session.meter.read(tokens, time.perf_counter() - began)
+    return {**record, "lr": lr, "tokens": tokens, **speed}
 
 
 def _rows(session: Session, step: int) -> tuple[Tensor, Tensor]:
