@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,6 +184,33 @@ def _header(folder: Path, file: str) -> Iterator[tuple[str, Entry]]:
         yield name, Entry(file, DTYPES[dtype], shape)
 
 
+def parts_of(tensors: Mapping[str, Tensor]) -> list[Part]:
+    """Tensors that are there already, as what `save_file` takes."""
+    return [
+        Part(name, tensor.dtype, tuple(tensor.shape), partial(_itself, tensor))
+        for name, tensor in tensors.items()
+    ]
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def save_file(parts: Sequence[Part], path: Path) -> None:
+    """Write one file of tensors, in this order and one at a time, and make it durable.
+
+    Args:
+        parts: Those with larger elements come first: readers map the file into memory.
+        path: Of the new file.
+    """
+
+    def blocks() -> Iterator[bytes | memoryview]:
+        yield _header_of(parts)
+        yield from map(_bytes_of, parts)
+
+    write_durably(path, blocks())
+
+
 def write_weights(
     folder: Path,
     parts: Sequence[Part],
@@ -251,7 +279,7 @@ def _header_of(parts: Sequence[Part]) -> bytes:
 
 
 def _bytes_of(part: Part) -> memoryview:
-    tensor = part.load().detach().contiguous()
+    tensor = part.load().detach().cpu().contiguous()
     if (tensor.dtype, tuple(tensor.shape)) != (part.dtype, part.shape):
         raise ValueError(f"{part.name}: {tensor.dtype} {tuple(tensor.shape)}, planned otherwise")
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -22,6 +22,28 @@ from depth_memory.train.loss import CHUNK
 
 Logger = Literal["tensorboard", "wandb", "trackio"]
 
+MAY_CHANGE = (
+    "out",
+    "data.directory",
+    "data.verify",
+    "device",
+    "compile",
+    "checkpointing",
+    "accumulate",
+    "loss_chunk",
+    "eval_every",
+    "eval_windows",
+    "save_every",
+    "keep",
+    "async_save",
+    "timeout",
+    "log_every",
+    "loggers",
+    "model.stream.impl",
+)
+"""Fields that a resume may change: where things are, what is reported, and how the same step is
+computed. `steps` and `schedule` may change as far as they change no learning rate already used."""
+
 MAX_STEPS = 10**9
 RATES = Range(0.0, 10.0, above=True)
 
@@ -181,6 +203,12 @@ class Run:
     """Steps between checkpoints; 0 saves at the end only."""
     keep: Annotated[int, Range(1, MAX_STEPS)] = 2
     """How many of the newest checkpoints stay."""
+    async_save: bool = False
+    """Whether checkpoints are written beside the steps, from a copy in the memory of the first
+    process, which takes three times the bytes of the float32 weights."""
+    timeout: Annotated[float, Range(1, 10**6)] = 1800.0
+    """Seconds that a step of several processes may take before one is taken to hang, which ends the
+    run. What they wait for between steps, such as a checkpoint, may take twice that."""
     log_every: Annotated[int, Range(1, MAX_STEPS)] = 1
     """Steps between records in `metrics.jsonl`."""
     loggers: tuple[Logger, ...] = ()

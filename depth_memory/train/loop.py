@@ -7,16 +7,18 @@ interrupted one to the bit.
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from depth_memory.errors import Stopped
 from depth_memory.train import (
     checkpoint,
     directory,
@@ -36,8 +38,15 @@ from depth_memory.train.origin import Network
 from depth_memory.train.parallel import World, connect
 from depth_memory.train.progress import Progress
 from depth_memory.train.report import Report
+from depth_memory.train.saver import Saver
 from depth_memory.train.step import Session, update
+from depth_memory.train.stop import Request, listening
 from depth_memory.train.throughput import meter
+from depth_memory.train.watch import Watch
+from depth_memory.weights import Part
+
+FAILED = 2**10
+"""Stands for a failed checkpoint where processes agree; no signal has this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +88,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
     run = directory.located(run)
     with ExitStack() as stack:
         stack.enter_context(files.refusals_explained(run.out))
-        world = stack.enter_context(connect(run.device))
+        world = stack.enter_context(connect(run.device, 2 * run.timeout))
         stack.enter_context(_own_randomness(world.device))
         run.rows_per_process(world.size)
         world.do(lambda: loggers.check(run.loggers))
@@ -90,7 +99,8 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         )
         world.do(lambda: check_replaceable(run.out / "model"))
         source = world.do(lambda: origin.examine(run, start, corpus.train))
-        session = _prepare(run, world, corpus, origin.network_of(run, start))
+        saver = stack.enter_context(Saver(world, beside=run.async_save))
+        session = _prepare(run, world, corpus, origin.network_of(run, start), saver)
         _begin(session, start, source)
         report = stack.enter_context(Report(run, start.step, world, show=show))
         for text in start.skipped:
@@ -108,7 +118,9 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
     )
 
 
-def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) -> Session:
+def _prepare(
+    run: Run, world: World, corpus: Corpus, network: Network | None, saver: Saver
+) -> Session:
     vocab_size, tokenizer = corpus.train.vocab_size, corpus.train.tokenizer
     config = None if network is None else network.config
     model, weights = prepare(run, vocab_size, tokenizer.end_id, world, config)
@@ -121,6 +133,7 @@ def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) ->
         optimizer=optim.adamw(weights.named, run.optim),
         network=network,
         texts=texts(run, vocab_size, tokenizer, network),
+        saver=saver,
         head=head_of(run.loss_chunk, compiled=run.compile),
         meter=meter(
             model,
@@ -162,24 +175,50 @@ def _steps(session: Session, first: int, report: Report, began: float) -> Evalua
     """
     run, once = session.run, {}
     evaluation = None
-    for step in range(first, run.steps):
-        record = update(session, step)
-        done = step + 1
-        if step == first:
-            once = {"seconds_to_first_step": round(time.perf_counter() - began, 3)}
-        evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
-        if evaluation is not None:
-            record |= {
-                "validation_loss": evaluation.loss,
-                "bits_per_byte": evaluation.bits_per_byte,
-            }
-        report.show(record)
-        if evaluation is not None or _due(done, run.log_every, run.steps):
-            report.write(record | once)
-            once = {}
-        if _due(done, run.save_every, run.steps):
-            _save(session, done, records=report.sync())
+    with listening() as request, Watch(session.world, run.timeout) as watch:
+        for step in range(first, run.steps):
+            with watch.step(step + 1):
+                record = update(session, step)
+                asked = _agree(session, request)
+            done = step + 1
+            if step == first:
+                once = {"seconds_to_first_step": round(time.perf_counter() - began, 3)}
+            evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
+            if evaluation is not None:
+                record |= {
+                    "validation_loss": evaluation.loss,
+                    "bits_per_byte": evaluation.bits_per_byte,
+                }
+            report.show(record)
+            if evaluation is not None or _due(done, run.log_every, run.steps):
+                report.write(record | once)
+                once = {}
+            if asked or _due(done, run.save_every, run.steps):
+                _save(session, done, records=report.sync())
+            if asked and done < run.steps:
+                _stop(session, done, asked, report)
+    session.saver.settle()
     return _evaluate(session) if evaluation is None else evaluation
+
+
+def _agree(session: Session, request: Request) -> int:
+    """The signal by which any process was asked to stop, 0 if none was.
+
+    Raises:
+        UserError: The checkpoint that is written beside the steps has failed.
+    """
+    asked = session.world.most(FAILED if session.saver.failed else request.number)
+    if asked == FAILED:
+        session.saver.settle()
+    return asked
+
+
+def _stop(session: Session, done: int, number: int, report: Report) -> NoReturn:
+    session.saver.settle()
+    saved = session.run.out / "checkpoints" / f"step-{done:08d}"
+    why = f"stopped by {signal.Signals(number).name} after step {done}"
+    report.note(f"{why}, saved as {saved}; go on with the same command")
+    raise Stopped(128 + number)
 
 
 def _evaluate(session: Session) -> Evaluation:
@@ -198,6 +237,7 @@ def _evaluate(session: Session) -> Evaluation:
 def _save(session: Session, step: int, *, records: int) -> None:
     run = session.run
     weights, moments = checkpoint.collect(session.weights.named, session.optimizer)
+    count = len(weights)
     facts: dict[str, Any] = {
         "config": run.as_dict(),
         "data": session.corpus.identity,
@@ -205,18 +245,18 @@ def _save(session: Session, step: int, *, records: int) -> None:
         "records": records,
     }
 
-    def write() -> None:
+    def write(parts: Sequence[Part]) -> None:
         checkpoint.save(
             run.out / "checkpoints",
             step,
-            weights=weights,
-            moments=moments,
+            weights=parts[:count],
+            moments=parts[count:],
             texts=session.texts,
             facts=facts,
             keep=run.keep,
         )
 
-    session.world.do(write)
+    session.saver.save([*weights, *moments], write)
 
 
 def _export(session: Session) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from depth_memory import streams
 from depth_memory.errors import UserError, invalid
+from depth_memory.weights import Part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -56,6 +59,43 @@ class World:
         all_values[self.rank] = value
         return self.sum(all_values).tolist()
 
+    def most(self, value: int) -> int:
+        """The largest `value` of all processes, passed around on the CPU."""
+        if self.size == 1:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def together(self, parts: Sequence[Part], action: Callable[[Sequence[Part]], T]) -> T:
+        """`do(action)` with parts that take all processes to load.
+
+        Args:
+            parts: The same on every process.
+            action: Given `parts`, loads each of them once and in this order. Should it fail midway,
+                the rest is loaded all the same, as the others wait in it to hear of the failure.
+
+        Raises:
+            UserError: As `do`.
+        """
+        waiting = deque(parts)
+
+        def load(part: Part) -> Tensor:
+            waiting.popleft()
+            return part.load()
+
+        def whole() -> T:
+            try:
+                return action([part._replace(load=partial(load, part)) for part in parts])
+            finally:
+                while waiting and self.size > 1:
+                    waiting.popleft().load()
+
+        if not self.main:
+            for part in parts:
+                part.load()
+        return self.do(whole)
+
     def do(self, action: Callable[[], T]) -> T:
         """What `action`, run by the main process alone, returns (JSON values), on every process.
 
@@ -77,11 +117,12 @@ class World:
 
 
 @contextmanager
-def connect(device: str = "auto") -> Generator[World]:
+def connect(device: str = "auto", timeout: float = 1800) -> Generator[World]:
     """Join the processes that `torchrun` started, or be alone.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
+        timeout: Seconds that one exchange may take.
 
     Raises:
         UserError: There is no such device, or the environment is not one that `torchrun` sets.
@@ -97,7 +138,7 @@ def connect(device: str = "auto") -> Generator[World]:
     if ours:
         _check_torchrun(size)
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
         with warnings.catch_warnings():
             # a stream's state may hold views; streams never write into a state in place

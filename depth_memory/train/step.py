@@ -20,6 +20,7 @@ from depth_memory.train.metrics import Record
 from depth_memory.train.origin import Network
 from depth_memory.train.parallel import World, full
 from depth_memory.train.precision import Weights
+from depth_memory.train.saver import Saver
 from depth_memory.train.throughput import Meter
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Session:
     optimizer: torch.optim.Optimizer
     network: Network | None
     texts: dict[str, str]
+    saver: Saver
     head: Head
     meter: Meter
 
