@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from depth_memory.errors import UserError, invalid
 from depth_memory.files import damage, inventory, misfit, read_sealed, reason, sealed
+from depth_memory.tensors import Part, save_file
 from depth_memory.train import files, parallel
-from depth_memory.weights import Part, save_file
 
 FORMAT = 1
 MODEL = "model.safetensors"

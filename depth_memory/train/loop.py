@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from depth_memory.errors import Stopped
+from depth_memory.tensors import Part
 from depth_memory.train import (
     checkpoint,
     directory,
@@ -43,7 +44,6 @@ from depth_memory.train.step import Session, update
 from depth_memory.train.stop import Request, listening
 from depth_memory.train.throughput import meter
 from depth_memory.train.watch import Watch
-from depth_memory.weights import Part
 
 FAILED = 2**10
 """Stands for a failed checkpoint where processes agree; no signal has this number."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from depth_memory import streams
 from depth_memory.errors import UserError, invalid
-from depth_memory.weights import Part
+from depth_memory.tensors import Part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

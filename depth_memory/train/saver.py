@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from depth_memory.tensors import Part
 from depth_memory.train.parallel import World
-from depth_memory.weights import Part
 
 Write = Callable[[Sequence[Part]], None]
 """Writes a checkpoint of these tensors, each loaded once and in this order."""

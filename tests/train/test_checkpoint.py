@@ -16,8 +16,8 @@ from safetensors import safe_open
 
 from depth_memory.errors import UserError
 from depth_memory.files import sealed
+from depth_memory.tensors import parts_of
 from depth_memory.train import checkpoint, files
-from depth_memory.weights import parts_of
 from tests.train.processes import call
 
 FACTS = {"config": {}, "data": {}, "versions": {}}

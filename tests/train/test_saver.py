@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from depth_memory.errors import UserError
+from depth_memory.tensors import Part
 from depth_memory.train import Run, read_metrics, train
 from depth_memory.train import checkpoint as checkpoints
-from depth_memory.weights import Part
 from tests.train.processes import call_ranks, start
 from tests.train.runs import finish, sessions, short, weights
 
