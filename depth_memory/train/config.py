@@ -29,6 +29,8 @@ MAY_CHANGE = (
     "device",
     "compile",
     "checkpointing",
+    "checkpoint_every",
+    "replicas",
     "accumulate",
     "loss_chunk",
     "eval_every",
@@ -187,6 +189,11 @@ class Run:
     rounding, nothing else."""
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass."""
+    checkpoint_every: Annotated[int, Range(1, MAX_SITES)] = 1
+    """With `checkpointing`: of how many layers one is recomputed."""
+    replicas: Annotated[int, Range(1, 2**20)] = 1
+    """Copies of the network among the processes, each spread over an equal share of them (HSDP). On
+    several machines, as many as machines keep all but gradients within one."""
     compile: bool = False
     """Whether each layer's parts are compiled; pays on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -100,7 +100,8 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         world.do(lambda: check_replaceable(run.out / "model"))
         source = world.do(lambda: origin.examine(run, start, corpus.train))
         saver = stack.enter_context(Saver(world, beside=run.async_save))
-        session = _prepare(run, world, corpus, origin.network_of(run, start), saver)
+        fresh = start.checkpoint is None and run.origin is None
+        session = _prepare(run, world, corpus, origin.network_of(run, start), saver, fresh=fresh)
         _begin(session, start, source)
         report = stack.enter_context(Report(run, start.step, world, show=show))
         for text in start.skipped:
@@ -119,11 +120,11 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
 
 
 def _prepare(
-    run: Run, world: World, corpus: Corpus, network: Network | None, saver: Saver
+    run: Run, world: World, corpus: Corpus, network: Network | None, saver: Saver, *, fresh: bool
 ) -> Session:
     vocab_size, tokenizer = corpus.train.vocab_size, corpus.train.tokenizer
     config = None if network is None else network.config
-    model, weights = prepare(run, vocab_size, tokenizer.end_id, world, config)
+    model, weights = prepare(run, vocab_size, tokenizer.end_id, world, config, fresh=fresh)
     return Session(
         run=run,
         world=world,

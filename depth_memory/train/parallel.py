@@ -26,6 +26,7 @@ from depth_memory.errors import UserError, invalid
 from depth_memory.tensors import Part
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
     from depth_memory.models import DepthForCausalLM
@@ -182,22 +183,43 @@ def _check_torchrun(size: int) -> None:
     _number_of_torchrun("MASTER_PORT", 0)
 
 
-def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
-    """Spread a float32 causal language model over all processes, in place.
+def mesh_of(world: World, replicas: int = 1) -> DeviceMesh | None:
+    """The processes as a grid: `replicas` rows, along each of which a whole model is spread.
+
+    Returns:
+        None for one process, which has all of it.
+
+    Raises:
+        UserError: The processes cannot be divided so.
+    """
+    if world.size % replicas:
+        allowed = f"a divisor of the number of processes, which is {world.size}"
+        raise invalid("replicas", replicas, allowed)
+    if world.size == 1:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind, shards = world.device.type, world.size // replicas
+    if replicas == 1:
+        return init_device_mesh(kind, (shards,))
+    return init_device_mesh(kind, (replicas, shards), mesh_dim_names=("replica", "shard"))
+
+
+def shard_(model: DepthForCausalLM, mesh: DeviceMesh, compute: torch.dtype) -> None:
+    """Spread a float32 causal language model over a mesh of processes, in place.
 
     Each layer is gathered when it runs. The modules named in `streams.FLOAT32_MODULES` are gathered
     on their own, in float32 whatever `compute` is, and no activation is cast on the way into a
     layer: the state of a stream holds float32 beside `compute`.
 
     Args:
-        model: The same on every process; `model.model.layers` are its layers.
-        world: The processes.
+        model: The same on every process, or on the meta device; its layers are
+            `model.model.layers`.
+        mesh: Of one dimension, or of two: copies, and the processes over which each is spread.
         compute: dtype in which layers see their parameters. Gradients are summed in float32.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(world.device.type, (world.size,))
     exact, rounded = (
         MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -209,6 +231,12 @@ def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=rounded)
     fully_shard(model, mesh=mesh, mp_policy=rounded)
+
+
+def place_(model: DepthForCausalLM, device: torch.device) -> None:
+    """Give the tensors of a sharded model on the meta device memory, and no values yet."""
+    model.to_empty(device=device)
+    model.tie_weights()
 
 
 def exact_modules(model: nn.Module) -> list[nn.Module]:

@@ -21,7 +21,7 @@ from depth_memory.train.loss import (
     loss_and_gradient,
     summed_loss,
 )
-from depth_memory.train.parallel import World, connect, full, shard_
+from depth_memory.train.parallel import World, connect, full, mesh_of, shard_
 from tests.testing import assert_within_budget
 from tests.train.processes import call_ranks
 from tests.train.test_loss import ALONE, assert_equal, batch
@@ -116,7 +116,7 @@ def step(pieces: int, world: World, chunk: int | None, tied: bool) -> tuple[floa
     torch.manual_seed(0)
     model = build_model(replace(MODEL, tie_embeddings=tied), 257)
     if world.size > 1:
-        shard_(model, world, torch.float32)
+        shard_(model, mesh_of(world), torch.float32)
     rows, targets = (part.chunk(world.size)[world.rank] for part in batch())
     head = None if chunk is None else head_of(chunk)
     loss, _ = add_gradient(model, rows, targets, pieces=pieces, world=world, head=head)

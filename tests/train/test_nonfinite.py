@@ -117,8 +117,8 @@ def test_after_it_the_run_can_go_on(run: Run) -> None:
 def spoiled_rank(run: Run) -> str:
     prepare = build.prepare
 
-    def spoiling(run, vocab_size, end_id, world, config):
-        model, weights = prepare(run, vocab_size, end_id, world, config)
+    def spoiling(run, vocab_size, end_id, world, config, **options):
+        model, weights = prepare(run, vocab_size, end_id, world, config, **options)
         if not world.main:
             spoil_output(model)
         return model, weights
