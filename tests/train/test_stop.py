@@ -117,7 +117,7 @@ def torchrun(run: Run, log: Path) -> subprocess.Popen:
 
 def test_torchrun_hands_it_on_and_two_ranks_stop_together(corpus: Path, tmp_path: Path) -> None:
     base = replace(presets.debug(), data=DataSpec(directory=corpus), device="cpu")
-    whole = replace(base, steps=12, save_every=0, eval_every=0, out=tmp_path / "whole")
+    whole = replace(base, steps=8, save_every=0, eval_every=0, out=tmp_path / "whole")
     run, log = replace(whole, out=tmp_path / "run"), tmp_path / "log"
     process = torchrun(run, log)
     deadline = time.monotonic() + 60
