@@ -15,6 +15,14 @@ class UserError(ValueError):
     """A mistake in the input. The command prints it as one line, and its exit code is not 0."""
 
 
+class Failure(RuntimeError):
+    """Something failed that no input decides, such as another process. One line, exit code 1."""
+
+
+class Stopped(SystemExit):
+    """A run was asked to stop by a signal, and has saved. The exit code is 128 + its number."""
+
+
 def invalid(field: str, got: object, allowed: str) -> UserError:
     """The error for a field outside its range.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from depth_memory.files import (
     sealed,
     write_durably,
 )
+from depth_memory.tensors import DTYPES, Part, bytes_of, header_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -46,14 +46,6 @@ TEXTS = (
 )
 """Text files beside the weights that go along as they are."""
 FORMAT = 1
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
-"""What safetensors calls the dtypes that a weight may have."""
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -62,20 +54,6 @@ class Entry(NamedTuple):
     file: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-
-class Part(NamedTuple):
-    """A tensor to write; `load` is called once, when its turn comes."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    load: Callable[[], Tensor]
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +187,9 @@ def write_weights(
 
         def blocks(shard: list[Part] = shard) -> Iterator[bytes | memoryview]:
             nonlocal done
-            yield _header_of(shard)
+            yield header_of(shard)
             for part in shard:
-                yield _bytes_of(part)
+                yield bytes_of(part)
                 done += part.size
                 if on_progress is not None:
                     on_progress(done, total)
@@ -233,28 +211,6 @@ def _sharded(parts: Sequence[Part], limit: int) -> list[list[Part]]:
         shards[-1].append(part)
         size += part.size
     return shards
-
-
-def _header_of(parts: Sequence[Part]) -> bytes:
-    """Length and header of a safetensors file whose tensors follow in this order."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for part in parts:
-        offsets = [start, start + part.size]
-        header[part.name] = {
-            "dtype": NAMES[part.dtype], "shape": list(part.shape), "data_offsets": offsets
-        }  # fmt: skip
-        start += part.size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _bytes_of(part: Part) -> memoryview:
-    tensor = part.load().detach().contiguous()
-    if (tensor.dtype, tuple(tensor.shape)) != (part.dtype, part.shape):
-        raise ValueError(f"{part.name}: {tensor.dtype} {tuple(tensor.shape)}, planned otherwise")
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:

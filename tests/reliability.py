@@ -26,9 +26,10 @@ from typing import Any
 
 from depth_memory import data
 from depth_memory.data import encoding, staging
-from depth_memory.train import checkpoint, provenance, read_metrics, train
+from depth_memory.train import checkpoint, provenance, train
 from tests.killing import die_at
 from tests.train.processes import call, start
+from tests.train.runs import curve, weights
 from tests.train.tiny import WORDS, tiny_run, write_corpus
 
 KINDS = ("train: time", "train: disk", "prepare: time", "prepare: disk")
@@ -68,12 +69,8 @@ def steps_done(out: Path) -> int:
 
 
 def trained(out: Path) -> dict[str, Any]:
-    """Final weights, and every record but for the speed."""
-    records = [
-        {key: value for key, value in record.items() if key != "tokens_per_second"}
-        for record in read_metrics(out / "metrics.jsonl")
-    ]
-    return {"model": (out / "model" / "model.safetensors").read_bytes(), "records": records}
+    """Final weights, and every record but for what was measured."""
+    return {"model": weights(out), "records": curve(out)}
 
 
 def write_texts(folder: Path) -> Path:

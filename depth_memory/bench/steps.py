@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from depth_memory.bench.cases import Case
-from depth_memory.bench.loss import head_loss, loss_and_gradient
+from depth_memory.train.loss import CHUNK, head_loss, loss_and_gradient
 
 Step = Callable[[], Any]
 
@@ -103,7 +103,11 @@ def _training(model: Any, case: Case, inputs: Inputs, *, compiled: bool) -> Step
 
     def whole() -> None:
         hidden = model.model(input_ids=inputs.ids, use_cache=False).last_hidden_state
-        head_loss(hidden.flatten(0, 1), model.lm_head.weight, inputs.targets, pointwise).backward()
+        weight = model.lm_head.weight
+        loss = head_loss(
+            hidden.flatten(0, 1), weight, inputs.targets, chunk=CHUNK, pointwise=pointwise
+        )
+        (loss / case.tokens).backward()
         model.zero_grad(set_to_none=True)
 
     return whole if case.scope == "model" else trunk

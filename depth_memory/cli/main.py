@@ -1,8 +1,8 @@
 """From the command line to a command, and from what it raises to an exit code.
 
-0 is success, 1 a failed check or a failure of the machine, 2 a mistake in the input, 130 Ctrl-C.
-What failed is one line, the last on standard error. Whatever else is raised is a bug, and shows its
-traceback.
+0 is success, 1 a failed check or a failure of the machine, 2 a mistake in the input, 130 Ctrl-C,
+143 a run that SIGTERM stopped. What failed is one line, the last on standard error. Whatever else
+is raised is a bug, and shows its traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from depth_memory.cli import (
     sweep,
     train,
 )
-from depth_memory.errors import UserError
+from depth_memory.errors import Failure, Stopped, UserError
 
 COMMANDS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
@@ -68,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         except UserError as error:
             return _fail(str(error), USAGE)
+        except Failure as error:
+            return _fail(str(error), FAILED)
+        except Stopped as stopped:  # by a signal, and it has said so
+            return int(stopped.code or 0)
         except KeyboardInterrupt:
             return _interrupted()
         except BrokenPipeError:

@@ -22,7 +22,8 @@ from depth_memory.files import staged_directory, sync
 from depth_memory.models.config import DepthConfig
 from depth_memory.models.families import FAMILIES
 from depth_memory.models.registry import class_for, config_for
-from depth_memory.weights import Part, write_manifest, write_weights
+from depth_memory.tensors import Part
+from depth_memory.weights import write_manifest, write_weights
 
 DTYPES = {
     "float32": torch.float32,

@@ -15,7 +15,7 @@ from depth_memory.convert.source import Source
 from depth_memory.errors import UserError, invalid
 from depth_memory.models.causal_lm import EMBEDDING, HEAD
 from depth_memory.models.graft import start_
-from depth_memory.weights import Part
+from depth_memory.tensors import Part
 
 IGNORED = "rotary_emb.inv_freq"
 """A buffer that old checkpoints hold; it follows from the configuration."""

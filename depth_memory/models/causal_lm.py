@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -87,6 +88,7 @@ class DepthForCausalLM(DepthPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         cache: Cache | None = None,
+        head: Callable[[Tensor, Tensor], Tensor] | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss where labels are given.
@@ -101,6 +103,8 @@ class DepthForCausalLM(DepthPreTrainedModel, GenerationMixin):
             use_cache: See the trunk.
             logits_to_keep: How many of the last positions get logits, 0 for all; or their indices.
             cache: See the trunk.
+            head: Makes the loss in place of logits, of which there are then none, from the normed
+                hidden states [batch, length, D] and the weight of the head [vocab, D].
             **options: `num_items_in_batch` divides the summed loss; the rest goes to the trunk.
 
         Returns:
@@ -117,6 +121,9 @@ class DepthForCausalLM(DepthPreTrainedModel, GenerationMixin):
             cache=cache,
             **options,
         )
+        if head is not None:
+            loss = head(trunk.last_hidden_state, self.lm_head.weight)
+            return CausalLMOutputWithPast(loss)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(trunk.last_hidden_state[:, kept, :])
         loss = None

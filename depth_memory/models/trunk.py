@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from depth_memory import streams
+from depth_memory.models import deferred
 from depth_memory.models.config import DepthLlamaConfig, DepthQwen3Config
 from depth_memory.models.context import Context, Record, check_length, make_masks, make_positions
 from depth_memory.models.families import family_of
@@ -34,7 +35,16 @@ class DepthPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _keep_in_fp32_modules_strict = list(streams.FLOAT32_MODULES)  # noqa: RUF012
 
+    def init_weights(self) -> None:
+        """Start all modules; also on the meta device, where a start is to be repeated later."""
+        if not deferred.is_deferred():
+            super().init_weights()
+            return
+        self.initialize_weights()
+        self.tie_weights(recompute_mapping=False)
+
     def _init_weights(self, module: nn.Module) -> None:
+        deferred.note(module)
         if isinstance(module, streams.StreamModule):
             module.reset_parameters()
             return

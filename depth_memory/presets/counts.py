@@ -38,6 +38,7 @@ from depth_memory.streams.adapter import PreLNAdapterConfig
 from depth_memory.streams.base import Port, State, Stream
 from depth_memory.train.build import build_model
 from depth_memory.train.config import ModelSpec
+from depth_memory.train.throughput import matmul_weights, training_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +136,13 @@ def _plain(spec: ModelSpec, vocab_size: int) -> tuple[int, int]:
     """Parameters, and weights of matrix products, of a network; building one takes a while."""
     with torch.device("meta"):
         model = build_model(spec, vocab_size)
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    return _size(model), linear
+    return _size(model), matmul_weights(model)
 
 
 def count_backbone(spec: ModelSpec, *, vocab_size: int, length: int) -> BackboneCounts:
     """Count what the network costs without a stream.
 
-    FLOPs are 6 per weight of a matrix product (the head is one, the embedding is not), and
-    12 * depth * heads * head size * length for attention, from which causality, which could save
-    half, is not deducted.
+    FLOPs are those of `train.throughput`, by which a run states its MFU.
 
     Args:
         spec: The network.
@@ -153,8 +151,9 @@ def count_backbone(spec: ModelSpec, *, vocab_size: int, length: int) -> Backbone
     """
     # presets that differ in the stream alone share their backbone
     parameters, linear = _plain(replace(spec, stream={"name": "preln"}), vocab_size)
-    attention = 12 * spec.depth * spec.heads * spec.head_size * length
-    return BackboneCounts(parameters=parameters, training_flops=6 * linear + attention)
+    attention = spec.heads * spec.head_size
+    flops = training_flops(linear, depth=spec.depth, attention=attention, length=length)
+    return BackboneCounts(parameters=parameters, training_flops=flops)
 
 
 def state_size(state: Any) -> int:

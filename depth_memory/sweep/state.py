@@ -22,6 +22,7 @@ from depth_memory.errors import UserError, invalid
 from depth_memory.files import misfit, read_json
 from depth_memory.sweep.description import Sweep
 from depth_memory.train import Run, checkpoint, directory, files, serial
+from depth_memory.train.config import MAY_CHANGE
 
 FORMAT = 1
 SWEEP = "sweep.json"
@@ -105,7 +106,7 @@ def _check_version(path: Path, content: dict[str, Any]) -> None:
 def _check_same(name: str, run: Run, saved: Any, path: Path) -> None:
     """Refuse other values, but for the fields that a resume may change."""
     runs = (run, Run.from_dict(saved))
-    ours, theirs = (directory.without(each, directory.MAY_CHANGE) for each in runs)
+    ours, theirs = (directory.without(each, MAY_CHANGE) for each in runs)
     field = serial.first_difference(ours, theirs)
     if field is not None:
         allowed = f"{serial.lookup(theirs, field)!r}, as in {path}, or another --out"

@@ -6,8 +6,8 @@
 
 from depth_memory.train.config import DataSpec, ModelSpec, OptimSpec, Run, ScheduleSpec
 from depth_memory.train.directory import load_run
-from depth_memory.train.evaluate import Evaluation, evaluate
-from depth_memory.train.loop import NonFiniteError, Result, train
+from depth_memory.train.evaluate import Evaluation, NonFiniteError, evaluate
+from depth_memory.train.loop import Result, train
 from depth_memory.train.metrics import read_metrics
 from depth_memory.train.origin import continued
 

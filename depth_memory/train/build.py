@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from depth_memory import streams
 from depth_memory.errors import invalid
@@ -61,10 +63,13 @@ def prepare(
     end_id: int,
     world: parallel.World,
     config: DepthConfig | None = None,
+    *,
+    fresh: bool = True,
 ) -> tuple[DepthForCausalLM, Weights]:
     """The network of a run at its start, on its device, in its precision, spread over `world`.
 
-    The first weights depend on `run.model` and `run.seed` alone.
+    The first weights depend on `run.model` and `run.seed` alone. Several processes never hold them
+    all: each module starts by itself, on the CPU, and is spread before the next one.
 
     Args:
         run: The run.
@@ -73,34 +78,56 @@ def prepare(
         world: The processes.
         config: Of a pretrained network, which then takes the place of `run.model` and of the two
             numbers; its weights are still to be loaded.
+        fresh: Whether the first weights are wanted: without it they may be any, to be loaded over.
 
     Returns:
         The network to call, and the float32 weights: those to optimise, and frozen ones.
 
     Raises:
-        UserError: Nothing is left to train, or the stream cannot run on the device.
+        UserError: Nothing is left to train, the stream cannot run on the device, or the processes
+            cannot be divided among `run.replicas`.
     """
+    _check_stream(run, world.device)
     torch.manual_seed(run.seed)
-    model = build_model(run.model, vocab_size, end_id) if config is None else build_from(config)
-    model = model.to(world.device)
-    with torch.no_grad():  # what cannot run here says so before a directory is made for it
-        model.model.stream.start(torch.zeros(1, 1, run.model.width, device=world.device))
-    if run.freeze == "backbone":
-        _freeze_backbone_(model)
-    if run.checkpointing:
-        # renamed in transformers 5.23
-        old, new = "gradient_checkpointing_enable", "activation_checkpointing_enable"
-        getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
-    if run.compile:
-        for layer in model.model.layers:
-            layer.compile()
+
+    def make() -> DepthForCausalLM:
+        return build_model(run.model, vocab_size, end_id) if config is None else build_from(config)
+
     dtype = precision.DTYPES[run.precision]
-    if world.size > 1:
-        parallel.shard_(model, world, dtype)
+    mesh = parallel.mesh_of(world, run.replicas)
+    if mesh is not None:
+        from depth_memory.models import deferred
+
+        model, starts = deferred.build(make, fresh=fresh)
+        _arrange_(model, run)
+        parallel.shard_(model, mesh, dtype)
+        parallel.place_(model, world.device)
+        deferred.start(model, starts, parallel.fill_)
         return model, precision.whole(model)
+    model = make().to(world.device)
+    _arrange_(model, run)
     if dtype is not torch.float32:
         return model, precision.rounded_(model, dtype)
     return model, precision.whole(model)
+
+
+def _check_stream(run: Run, device: torch.device) -> None:
+    """What cannot run here says so before a directory is made for it."""
+    with torch.no_grad():
+        stream = streams.build(run.model.stream, run.model.width, 2 * run.model.depth)
+        stream.to(device).start(torch.zeros(1, 1, run.model.width, device=device))
+
+
+def _arrange_(model: DepthForCausalLM, run: Run) -> None:
+    """What is trained, recomputed and compiled."""
+    if run.freeze == "backbone":
+        _freeze_backbone_(model)
+    if run.checkpointing:
+        recompute = functools.partial(checkpoint, use_reentrant=False)
+        model._set_gradient_checkpointing(True, recompute, run.checkpoint_every)
+    if run.compile:
+        for layer in model.model.layers:
+            layer.compile()
 
 
 def _freeze_backbone_(model: DepthForCausalLM) -> None:

@@ -15,19 +15,20 @@ else needs saving: data order and randomness are functions of seed and step.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from depth_memory.errors import UserError, invalid
 from depth_memory.files import damage, inventory, misfit, read_sealed, reason, sealed
+from depth_memory.tensors import Part, save_file
 from depth_memory.train import files, parallel
 
 FORMAT = 1
@@ -50,22 +51,28 @@ class Found:
 
 def collect(
     named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Whole weights and optimiser state on the CPU, by name; every process must call it."""
-    weights = {name: parallel.full(p).cpu() for name, p in named.items()}
-    moments = {}
-    for name, p in named.items():
-        for key in (key for key in MOMENTS if key in optimizer.state.get(p, ())):
-            moments[f"{name}.{key}"] = parallel.full(optimizer.state[p][key]).cpu()
+) -> tuple[list[Part], list[Part]]:
+    """Weights and optimiser state, to be gathered one by one: every process must load them all."""
+    weights = [_part(name, p) for name, p in named.items()]
+    moments = [
+        _part(f"{name}.{key}", optimizer.state[p][key])
+        for name, p in named.items()
+        for key in MOMENTS
+        if key in optimizer.state.get(p, ())
+    ]
     return weights, moments
+
+
+def _part(name: str, tensor: Tensor) -> Part:
+    return Part(name, tensor.dtype, tuple(tensor.shape), partial(parallel.full, tensor))
 
 
 def save(
     root: Path,
     step: int,
     *,
-    weights: dict[str, Tensor],
-    moments: dict[str, Tensor],
+    weights: Sequence[Part],
+    moments: Sequence[Part],
     texts: Mapping[str, str],
     facts: Mapping[str, Any],
     keep: int,
@@ -75,8 +82,8 @@ def save(
     Args:
         root: Directory of the run's checkpoints.
         step: Number of updates behind these weights.
-        weights: Name to tensor.
-        moments: Name to tensor.
+        weights: What to write, loaded one at a time.
+        moments: The same, after the weights.
         texts: Further files: name to content.
         facts: What `state.json` says beside step and files: configuration, data, versions, records.
         keep: How many stay, this one included.
@@ -89,7 +96,7 @@ def save(
     """
     path = root / f"step-{step:08d}"
     with _explained(step, root), files.replaced_directory(path) as folder:
-        save_file(weights, folder / MODEL, metadata={"format": "pt"})
+        save_file(weights, folder / MODEL)
         save_file(moments, folder / OPTIMIZER)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")

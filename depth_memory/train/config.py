@@ -18,9 +18,35 @@ from depth_memory import streams
 from depth_memory.errors import SEEDS, Range, check_ranges, invalid
 from depth_memory.streams.base import EPS, MAX_SITES, MAX_WIDTH
 from depth_memory.train import serial
+from depth_memory.train.loss import CHUNK
 
 Logger = Literal["tensorboard", "wandb", "trackio"]
 EvalBy = Literal["windows", "documents"]
+
+MAY_CHANGE = (
+    "out",
+    "data.directory",
+    "data.verify",
+    "device",
+    "compile",
+    "checkpointing",
+    "checkpoint_every",
+    "replicas",
+    "accumulate",
+    "loss_chunk",
+    "eval_every",
+    "eval_by",
+    "eval_windows",
+    "save_every",
+    "keep",
+    "async_save",
+    "timeout",
+    "log_every",
+    "loggers",
+    "model.stream.impl",
+)
+"""Fields that a resume may change: where things are, what is reported, and how the same step is
+computed. `steps` and `schedule` may change as far as they change no learning rate already used."""
 
 MAX_STEPS = 10**9
 RATES = Range(0.0, 10.0, above=True)
@@ -170,8 +196,16 @@ class Run:
     """Micro-batches per step and process; changes memory and rounding, nothing else."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in. The optimiser's weights and moments are float32 in both."""
+    loss_chunk: Annotated[int, Range(0, 2**30)] = CHUNK
+    """Tokens of a micro-batch whose logits exist at a time; 0 for all of them. Changes memory and
+    rounding, nothing else."""
     checkpointing: bool = False
     """Whether activations are recomputed in the backward pass."""
+    checkpoint_every: Annotated[int, Range(1, MAX_SITES)] = 1
+    """With `checkpointing`: of how many layers one is recomputed."""
+    replicas: Annotated[int, Range(1, 2**20)] = 1
+    """Copies of the network among the processes, each spread over an equal share of them (HSDP). On
+    several machines, as many as machines keep all but gradients within one."""
     compile: bool = False
     """Whether each layer's parts are compiled; pays on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -191,6 +225,12 @@ class Run:
     """Steps between checkpoints; 0 saves at the end only."""
     keep: Annotated[int, Range(1, MAX_STEPS)] = 2
     """How many of the newest checkpoints stay."""
+    async_save: bool = False
+    """Whether checkpoints are written beside the steps, from a copy in the memory of the first
+    process, which takes three times the bytes of the float32 weights."""
+    timeout: Annotated[float, Range(1, 10**6)] = 1800.0
+    """Seconds that a step of several processes may take before one is taken to hang, which ends the
+    run. What they wait for between steps, such as a checkpoint, may take twice that."""
     log_every: Annotated[int, Range(1, MAX_STEPS)] = 1
     """Steps between records in `metrics.jsonl`."""
     loggers: tuple[Logger, ...] = ()

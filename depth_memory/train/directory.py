@@ -22,7 +22,7 @@ from typing import Any, Literal, TextIO
 from depth_memory.errors import UserError, choose, invalid
 from depth_memory.files import misfit, read_json, reason
 from depth_memory.train import checkpoint, files, schedule, serial
-from depth_memory.train.config import Run
+from depth_memory.train.config import MAY_CHANGE, Run
 from depth_memory.train.metrics import Record, check_complete, read_metrics
 
 FORMAT = 1
@@ -32,26 +32,6 @@ LOCK = ".lock"
 MODES = ("auto", "never", "always")
 
 Resume = Literal["auto", "never", "always"]
-
-MAY_CHANGE = (
-    "out",
-    "data.directory",
-    "data.verify",
-    "device",
-    "compile",
-    "checkpointing",
-    "accumulate",
-    "eval_every",
-    "eval_by",
-    "eval_windows",
-    "save_every",
-    "keep",
-    "log_every",
-    "loggers",
-    "model.stream.impl",
-)
-"""Fields that a resume may change: where things are, what is reported, and how the same step is
-computed. `steps` and `schedule` may change as far as they change no learning rate already used."""
 
 
 @contextmanager

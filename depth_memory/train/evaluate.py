@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from depth_memory import data
 from depth_memory.data import TokenData
 from depth_memory.errors import UserError, invalid
 from depth_memory.train.config import EvalBy
-from depth_memory.train.loss import IGNORED, count_valid, shift, summed_loss
+from depth_memory.train.loss import IGNORED, Head, count_valid, head_of, shift, summed_loss
 from depth_memory.train.parallel import World
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def evaluate(
     windows: int | None = None,
     by: EvalBy = "windows",
     world: World | None = None,
+    head: Head | None = None,
 ) -> Evaluation:
     """Evaluate a model on a split, by one of two definitions, which give different numbers.
 
@@ -71,6 +73,7 @@ def evaluate(
         windows: How many of the first windows or documents are read; all if not given.
         by: `windows` or `documents`.
         world: The processes that share the work; all must call it. One if not given.
+        head: What makes the loss of a model of this package; `head_of()` if not given.
 
     Returns:
         Loss, bits per byte and number of tokens, over all processes.
@@ -91,7 +94,8 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        total, count = _sums(model, work, world)
+        loss_of = functools.partial(summed_loss, model, head=head or _lent_head(model))
+        total, count = _sums(loss_of, work, world)
     finally:
         model.train(training)
     tokens = int(world.sum(count).item())
@@ -139,7 +143,7 @@ def batches(windows: Iterable[np.ndarray], width: int, rows: int) -> Iterator[Te
 
 
 @torch.no_grad()
-def _sums(model: nn.Module, work: Iterator[Tensor], world: World) -> tuple[Tensor, Tensor]:
+def _sums(loss: Callable, work: Iterator[Tensor], world: World) -> tuple[Tensor, Tensor]:
     """Summed loss (float64) and number of targets of this process's share of the batches."""
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     count = torch.zeros((), dtype=torch.int64, device=world.device)
@@ -148,9 +152,16 @@ def _sums(model: nn.Module, work: Iterator[Tensor], world: World) -> tuple[Tenso
         idle = world.rank >= len(turn)
         batch = torch.full_like(turn[0], IGNORED) if idle else turn[world.rank]
         inputs, targets = shift(batch.to(world.device))
-        total += summed_loss(model, inputs, targets).double()
+        total += loss(inputs, targets).double()
         count += count_valid(targets)
     return total, count
+
+
+def _lent_head(model: nn.Module) -> Head | None:
+    """What a model of this package wants, and one of transformers does not know."""
+    from depth_memory.models import DepthForCausalLM
+
+    return head_of() if isinstance(model, DepthForCausalLM) else None
 
 
 def _device(model: nn.Module) -> torch.device:

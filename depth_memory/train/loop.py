@@ -7,45 +7,46 @@ interrupted one to the bit.
 
 from __future__ import annotations
 
-import math
+import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from depth_memory.errors import Stopped
+from depth_memory.tensors import Part
 from depth_memory.train import (
     checkpoint,
-    diagnose,
     directory,
     files,
     loggers,
     optim,
     origin,
     provenance,
-    schedule,
 )
 from depth_memory.train.build import prepare
 from depth_memory.train.config import Run
 from depth_memory.train.corpus import Corpus, open_corpus
-from depth_memory.train.evaluate import Evaluation, NonFiniteError, evaluate
+from depth_memory.train.evaluate import Evaluation, evaluate
 from depth_memory.train.export import check_replaceable, export, texts
-from depth_memory.train.loss import add_gradient, shift
-from depth_memory.train.metrics import Record
+from depth_memory.train.loss import head_of
 from depth_memory.train.origin import Network
-from depth_memory.train.parallel import World, connect, full
-from depth_memory.train.precision import Weights
+from depth_memory.train.parallel import World, connect
 from depth_memory.train.progress import Progress
 from depth_memory.train.report import Report
+from depth_memory.train.saver import Saver
+from depth_memory.train.step import Session, update
+from depth_memory.train.stop import Request, listening
+from depth_memory.train.throughput import meter
+from depth_memory.train.watch import Watch
 
-if TYPE_CHECKING:
-    from depth_memory.models import DepthForCausalLM
+FAILED = 2**10
+"""Stands for a failed checkpoint where processes agree; no signal has this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +61,6 @@ class Result:
     """Of the final weights, on the validation split."""
     skipped: tuple[str, ...]
     """Damaged checkpoints that the resume passed over, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """What the steps of a run share."""
-
-    run: Run
-    world: World
-    corpus: Corpus
-    model: DepthForCausalLM
-    weights: Weights
-    optimizer: torch.optim.Optimizer
-    network: Network | None
-    texts: dict[str, str]
 
 
 def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress = True) -> Result:
@@ -96,11 +83,12 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         NonFiniteError: Loss or gradient stopped being finite; names step, place and the last good
             checkpoint.
     """
+    began = time.perf_counter()
     run.validate()
     run = directory.located(run)
     with ExitStack() as stack:
         stack.enter_context(files.refusals_explained(run.out))
-        world = stack.enter_context(connect(run.device))
+        world = stack.enter_context(connect(run.device, 2 * run.timeout))
         stack.enter_context(_own_randomness(world.device))
         run.rows_per_process(world.size)
         world.do(lambda: loggers.check(run.loggers))
@@ -111,14 +99,16 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
         )
         world.do(lambda: check_replaceable(run.out / "model"))
         source = world.do(lambda: origin.examine(run, start, corpus.train))
-        session = _prepare(run, world, corpus, origin.network_of(run, start))
+        saver = stack.enter_context(Saver(world, beside=run.async_save))
+        fresh = start.checkpoint is None and run.origin is None
+        session = _prepare(run, world, corpus, origin.network_of(run, start), saver, fresh=fresh)
         _begin(session, start, source)
         report = stack.enter_context(Report(run, start.step, world, show=show))
         for text in start.skipped:
             report.note(f"skipped damaged checkpoint {text}")
         if start.step:
             report.note(f"going on from step {start.step}")
-        evaluation = _steps(session, start.step, report)
+        evaluation = _steps(session, start.step, report, began)
         world.do(lambda: _export(session))
     return Result(
         out=run.out,
@@ -129,10 +119,12 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
     )
 
 
-def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) -> Session:
+def _prepare(
+    run: Run, world: World, corpus: Corpus, network: Network | None, saver: Saver, *, fresh: bool
+) -> Session:
     vocab_size, tokenizer = corpus.train.vocab_size, corpus.train.tokenizer
     config = None if network is None else network.config
-    model, weights = prepare(run, vocab_size, tokenizer.end_id, world, config)
+    model, weights = prepare(run, vocab_size, tokenizer.end_id, world, config, fresh=fresh)
     return Session(
         run=run,
         world=world,
@@ -142,6 +134,15 @@ def _prepare(run: Run, world: World, corpus: Corpus, network: Network | None) ->
         optimizer=optim.build(weights.named, run.optim),
         network=network,
         texts=texts(run, vocab_size, tokenizer, network),
+        saver=saver,
+        head=head_of(run.loss_chunk, compiled=run.compile),
+        meter=meter(
+            model,
+            length=run.length,
+            precision=run.precision,
+            device=world.device,
+            devices=world.size,
+        ),
     )
 
 
@@ -167,75 +168,58 @@ def _begin(session: Session, start: directory.Start, source: dict[str, Any] | No
     world.do(lambda: directory.claim(run, session.corpus.identity, facts, start, source))
 
 
-def _steps(session: Session, first: int, report: Report) -> Evaluation:
-    """Every step from `first` on, with its evaluation, record and checkpoint when they are due."""
-    run = session.run
+def _steps(session: Session, first: int, report: Report, began: float) -> Evaluation:
+    """Every step from `first` on, with its evaluation, record and checkpoint when they are due.
+
+    The first record of a session also says how long it took from `began` to the end of its first
+    step.
+    """
+    run, once = session.run, {}
     evaluation = None
-    for step in range(first, run.steps):
-        record = _update(session, step)
-        done = step + 1
-        evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
-        if evaluation is not None:
-            record |= {
-                "validation_loss": evaluation.loss,
-                "bits_per_byte": evaluation.bits_per_byte,
-            }
-        report.show(record)
-        if evaluation is not None or _due(done, run.log_every, run.steps):
-            report.write(record)
-        if _due(done, run.save_every, run.steps):
-            _save(session, done, records=report.sync())
+    with listening() as request, Watch(session.world, run.timeout) as watch:
+        for step in range(first, run.steps):
+            with watch.step(step + 1):
+                record = update(session, step)
+                asked = _agree(session, request)
+            done = step + 1
+            if step == first:
+                once = {"seconds_to_first_step": round(time.perf_counter() - began, 3)}
+            evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
+            if evaluation is not None:
+                record |= {
+                    "validation_loss": evaluation.loss,
+                    "bits_per_byte": evaluation.bits_per_byte,
+                }
+            report.show(record)
+            if evaluation is not None or _due(done, run.log_every, run.steps):
+                report.write(record | once)
+                once = {}
+            if asked or _due(done, run.save_every, run.steps):
+                _save(session, done, records=report.sync())
+            if asked and done < run.steps:
+                _stop(session, done, asked, report)
+    session.saver.settle()
     return _evaluate(session) if evaluation is None else evaluation
 
 
-def _update(session: Session, step: int) -> Record:
-    """One optimiser step.
+def _agree(session: Session, request: Request) -> int:
+    """The signal by which any process was asked to stop, 0 if none was.
 
-    Returns:
-        The record of the step: its number from 1, loss in nats, norm of the gradient before
-        clipping, learning rate, tokens predicted, and speed.
+    Raises:
+        UserError: The checkpoint that is written beside the steps has failed.
     """
-    run, world, began = session.run, session.world, time.perf_counter()
-    torch.manual_seed(_seed(run.seed, step, world.rank))
-    inputs, targets = _rows(session, step)
-    weights = list(session.weights.named.values())
-    loss, valid = add_gradient(session.model, inputs, targets, pieces=run.accumulate, world=world)
-    norm = optim.gradient_norm(weights)
-    record = {"step": step + 1, "loss": loss.item(), "gradient_norm": full(norm).item()}
-    _stop_unless_finite(session, record, inputs, targets)
-    optim.clip_(weights, run.optim.clip, norm)
-    lr = run.optim.lr * schedule.factor(run.schedule, step, run.steps)
-    optim.set_learning_rate(session.optimizer, lr)
-    session.optimizer.step()
-    session.optimizer.zero_grad()
-    session.weights.publish()
-    tokens = int(valid.item())
-    speed = tokens / (time.perf_counter() - began)
-    return {**record, "lr": lr, "tokens": tokens, "tokens_per_second": round(speed, 1)}
+    asked = session.world.most(FAILED if session.saver.failed else request.number)
+    if asked == FAILED:
+        session.saver.settle()
+    return asked
 
 
-def _rows(session: Session, step: int) -> tuple[Tensor, Tensor]:
-    """This process's inputs and targets of a step, int64 [rows, length]."""
-    run, world = session.run, session.world
-    batch = session.corpus.train.batch(
-        step, rows=run.rows, length=run.length, seed=run.seed, rank=world.rank, world=world.size
-    )
-    return shift(torch.from_numpy(batch).to(world.device))
-
-
-def _stop_unless_finite(session: Session, record: Record, inputs: Tensor, targets: Tensor) -> None:
-    named, world = session.weights.named, session.world
-    if not math.isfinite(record["loss"]):
-        what = f"loss is {record['loss']}"
-        where = diagnose.blame_loss(session.model, named, inputs, targets, world)
-    elif not math.isfinite(record["gradient_norm"]):
-        what = f"norm of the gradient is {record['gradient_norm']}"
-        where = diagnose.blame_gradient(session.model, named, inputs, targets, world)
-    else:
-        return
-    saved = checkpoint.listed(session.run.out / "checkpoints")
-    last = f"last good checkpoint: {saved[0]}" if saved else "no checkpoint was saved yet"
-    raise NonFiniteError(f"step {record['step']}: {what}; first non-finite: {where}; {last}")
+def _stop(session: Session, done: int, number: int, report: Report) -> NoReturn:
+    session.saver.settle()
+    saved = session.run.out / "checkpoints" / f"step-{done:08d}"
+    why = f"stopped by {signal.Signals(number).name} after step {done}"
+    report.note(f"{why}, saved as {saved}; go on with the same command")
+    raise Stopped(128 + number)
 
 
 def _evaluate(session: Session) -> Evaluation:
@@ -248,12 +232,14 @@ def _evaluate(session: Session) -> Evaluation:
         windows=run.eval_windows,
         by=run.eval_by,
         world=world,
+        head=session.head,
     )
 
 
 def _save(session: Session, step: int, *, records: int) -> None:
     run = session.run
     weights, moments = checkpoint.collect(session.weights.named, session.optimizer)
+    count = len(weights)
     facts: dict[str, Any] = {
         "config": run.as_dict(),
         "data": session.corpus.identity,
@@ -261,18 +247,18 @@ def _save(session: Session, step: int, *, records: int) -> None:
         "records": records,
     }
 
-    def write() -> None:
+    def write(parts: Sequence[Part]) -> None:
         checkpoint.save(
             run.out / "checkpoints",
             step,
-            weights=weights,
-            moments=moments,
+            weights=parts[:count],
+            moments=parts[count:],
             texts=session.texts,
             facts=facts,
             keep=run.keep,
         )
 
-    session.world.do(write)
+    session.saver.save([*weights, *moments], write)
 
 
 def _export(session: Session) -> None:
@@ -284,10 +270,6 @@ def _export(session: Session) -> None:
 
 def _due(done: int, every: int, steps: int) -> bool:
     return done == steps or (every > 0 and done % every == 0)
-
-
-def _seed(seed: int, step: int, rank: int) -> int:
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
 
 
 @contextmanager

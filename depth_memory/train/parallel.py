@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -21,8 +23,10 @@ from torch import Tensor, nn
 
 from depth_memory import streams
 from depth_memory.errors import UserError, invalid
+from depth_memory.tensors import Part
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
     from depth_memory.models import DepthForCausalLM
@@ -56,6 +60,43 @@ class World:
         all_values[self.rank] = value
         return self.sum(all_values).tolist()
 
+    def most(self, value: int) -> int:
+        """The largest `value` of all processes, passed around on the CPU."""
+        if self.size == 1:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def together(self, parts: Sequence[Part], action: Callable[[Sequence[Part]], T]) -> T:
+        """`do(action)` with parts that take all processes to load.
+
+        Args:
+            parts: The same on every process.
+            action: Given `parts`, loads each of them once and in this order. Should it fail midway,
+                the rest is loaded all the same, as the others wait in it to hear of the failure.
+
+        Raises:
+            UserError: As `do`.
+        """
+        waiting = deque(parts)
+
+        def load(part: Part) -> Tensor:
+            waiting.popleft()
+            return part.load()
+
+        def whole() -> T:
+            try:
+                return action([part._replace(load=partial(load, part)) for part in parts])
+            finally:
+                while waiting and self.size > 1:
+                    waiting.popleft().load()
+
+        if not self.main:
+            for part in parts:
+                part.load()
+        return self.do(whole)
+
     def do(self, action: Callable[[], T]) -> T:
         """What `action`, run by the main process alone, returns (JSON values), on every process.
 
@@ -77,11 +118,12 @@ class World:
 
 
 @contextmanager
-def connect(device: str = "auto") -> Generator[World]:
+def connect(device: str = "auto", timeout: float = 1800) -> Generator[World]:
     """Join the processes that `torchrun` started, or be alone.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
+        timeout: Seconds that one exchange may take.
 
     Raises:
         UserError: There is no such device, or the environment is not one that `torchrun` sets.
@@ -97,7 +139,7 @@ def connect(device: str = "auto") -> Generator[World]:
     if ours:
         _check_torchrun(size)
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
         with warnings.catch_warnings():
             # a stream's state may hold views; streams never write into a state in place
@@ -141,22 +183,43 @@ def _check_torchrun(size: int) -> None:
     _number_of_torchrun("MASTER_PORT", 0)
 
 
-def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
-    """Spread a float32 causal language model over all processes, in place.
+def mesh_of(world: World, replicas: int = 1) -> DeviceMesh | None:
+    """The processes as a grid: `replicas` rows, along each of which a whole model is spread.
+
+    Returns:
+        None for one process, which has all of it.
+
+    Raises:
+        UserError: The processes cannot be divided so.
+    """
+    if world.size % replicas:
+        allowed = f"a divisor of the number of processes, which is {world.size}"
+        raise invalid("replicas", replicas, allowed)
+    if world.size == 1:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind, shards = world.device.type, world.size // replicas
+    if replicas == 1:
+        return init_device_mesh(kind, (shards,))
+    return init_device_mesh(kind, (replicas, shards), mesh_dim_names=("replica", "shard"))
+
+
+def shard_(model: DepthForCausalLM, mesh: DeviceMesh, compute: torch.dtype) -> None:
+    """Spread a float32 causal language model over a mesh of processes, in place.
 
     Each layer is gathered when it runs. The modules named in `streams.FLOAT32_MODULES` are gathered
     on their own, in float32 whatever `compute` is, and no activation is cast on the way into a
     layer: the state of a stream holds float32 beside `compute`.
 
     Args:
-        model: The same on every process; `model.model.layers` are its layers.
-        world: The processes.
+        model: The same on every process, or on the meta device; its layers are
+            `model.model.layers`.
+        mesh: Of one dimension, or of two: copies, and the processes over which each is spread.
         compute: dtype in which layers see their parameters. Gradients are summed in float32.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(world.device.type, (world.size,))
     exact, rounded = (
         MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -168,6 +231,12 @@ def shard_(model: DepthForCausalLM, world: World, compute: torch.dtype) -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=rounded)
     fully_shard(model, mesh=mesh, mp_policy=rounded)
+
+
+def place_(model: DepthForCausalLM, device: torch.device) -> None:
+    """Give the tensors of a sharded model on the meta device memory, and no values yet."""
+    model.to_empty(device=device)
+    model.tie_weights()
 
 
 def exact_modules(model: nn.Module) -> list[nn.Module]:

@@ -39,12 +39,14 @@ def progress(steps: int, step: int, stream: TextIO | None = None) -> Progress:
 
 
 def describe(record: Record, remaining: str) -> str:
-    """One line about a step: loss, speed, time left, and the evaluation if there was one."""
+    """One line about a step: loss, evaluation, speed and its share of the peak, time left."""
     parts = [
         f"loss {record['loss']:.4f}",
         f"{_short(record['tokens_per_second'])} tokens/s",
         f"ETA {remaining}",
     ]
+    if record.get("mfu") is not None:
+        parts.insert(2, f"{record['mfu']:.1%} MFU")
     if "validation_loss" in record:
         validation = f"validation {record['validation_loss']:.4f}"
         parts.insert(1, f"{validation} ({record['bits_per_byte']:.4f} bits/byte)")

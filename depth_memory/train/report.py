@@ -44,7 +44,7 @@ class Report:
         """Write the record of a step to the file and to every logger."""
         if self._file is not None:
             self._file.write(record)
-        values = {key: value for key, value in record.items() if key != "step"}
+        values = {k: v for k, v in record.items() if k != "step" and v is not None}
         for sink in self._sinks:
             sink.log(record["step"], values)
 

@@ -8,7 +8,6 @@ import torch
 
 from depth_memory import bench
 from depth_memory.bench import methods
-from depth_memory.bench.loss import head_loss, loss_and_gradient
 from depth_memory.bench.measure import Plan, Prepared, compare
 from depth_memory.bench.model import FIELDS
 from depth_memory.bench.steps import CACHE, make_inputs, make_step
@@ -266,14 +265,3 @@ def test_decoding_is_the_last_step_of_a_prompt():
     step = make_step(model, of, inputs, compiled=False)
     for _ in range(2):
         torch.testing.assert_close(step(), expected)
-
-
-def test_the_loss_in_pieces_is_the_loss(monkeypatch):
-    monkeypatch.setattr("depth_memory.bench.loss.CHUNK", 3)
-    hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5, requires_grad=True)
-    targets = torch.randint(11, (7,))
-    loss = head_loss(hidden, weight, targets, loss_and_gradient)
-    expected = torch.nn.functional.cross_entropy(hidden @ weight.mT, targets)
-    torch.testing.assert_close(loss, expected)
-    found = torch.autograd.grad(3 * loss, (hidden, weight))
-    torch.testing.assert_close(found, torch.autograd.grad(3 * expected, (hidden, weight)))

@@ -203,7 +203,7 @@ def test_more_windows_and_rows_than_there_are_is_all(command, run, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_an_error(command, copy, monkeypatch, tmp_path):
-    def lost(*_):
+    def lost(*_, **__):
         return torch.tensor(float("nan"))
 
     monkeypatch.setattr(sys.modules["depth_memory.train.evaluate"], "summed_loss", lost)

@@ -156,12 +156,12 @@ def test_the_groups_hold_every_preset_once():
     assert presets.vocab_size("llama-400m-ldm") == 50_280
 
 
-def test_backbone_flops_are_six_per_weight_and_attention():
+def test_backbone_flops_are_six_per_weight_and_causal_attention():
     run = presets.debug()
     m = run.model
     qkvo = 2 * m.width * m.heads * m.head_size + 2 * m.width * m.kv_heads * m.head_size
     linear = m.depth * (qkvo + 3 * m.width * m.ffn) + VOCAB_SIZE * m.width
-    attention = 12 * m.depth * m.heads * m.head_size * run.length
+    attention = 6 * m.depth * m.heads * m.head_size * run.length
     counted = counts.count_backbone(m, vocab_size=VOCAB_SIZE, length=run.length)
     assert counted.training_flops == 6 * linear + attention
 

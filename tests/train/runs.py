@@ -24,10 +24,13 @@ def weights(out: Path) -> bytes:
     return (out / "model" / "model.safetensors").read_bytes()
 
 
+MEASURED = {"tokens_per_second", "mfu", "peak_memory_bytes", "seconds_to_first_step"}
+
+
 def curve(out: Path) -> list[tuple]:
-    """What `metrics.jsonl` holds, without the speed."""
+    """What `metrics.jsonl` holds, without what was measured."""
     return [
-        tuple(value for key, value in record.items() if key != "tokens_per_second")
+        tuple(value for key, value in record.items() if key not in MEASURED)
         for record in read_metrics(out / "metrics.jsonl")
     ]
 

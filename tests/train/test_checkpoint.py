@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from depth_memory.errors import UserError
 from depth_memory.files import sealed
+from depth_memory.tensors import parts_of
 from depth_memory.train import checkpoint, files
 from tests.train.processes import call
 
@@ -23,8 +24,8 @@ FACTS = {"config": {}, "data": {}, "versions": {}}
 
 
 def save(root: Path, step: int, keep: int = 2) -> Path:
-    weights = {"weight": torch.full((3, 2), float(step))}
-    moments = {"weight.step": torch.tensor(float(step))}
+    weights = parts_of({"weight": torch.full((3, 2), float(step))})
+    moments = parts_of({"weight.step": torch.tensor(float(step))})
     texts = {"config.json": "{}"}
     return checkpoint.save(
         root, step, weights=weights, moments=moments, texts=texts, facts=FACTS, keep=keep
@@ -189,7 +190,13 @@ def save_with_a_small_quota(root: Path) -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
     with pytest.raises(UserError) as error:
         checkpoint.save(
-            root, 10, weights={"a": torch.ones(2**21)}, moments={}, texts={}, facts=FACTS, keep=1
+            root,
+            10,
+            weights=parts_of({"a": torch.ones(2**21)}),
+            moments=[],
+            texts={},
+            facts=FACTS,
+            keep=1,
         )
     return str(error.value)
 

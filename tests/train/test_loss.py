@@ -8,7 +8,7 @@ from torch import Tensor
 
 from depth_memory.train.build import build_model
 from depth_memory.train.loss import IGNORED, add_gradient, shift
-from depth_memory.train.parallel import World, connect, full, shard_
+from depth_memory.train.parallel import World, connect, full, mesh_of, shard_
 from tests.train.processes import call_ranks
 from tests.train.tiny import MODEL
 
@@ -29,7 +29,7 @@ def gradient(pieces: int, world: World, valid: tuple[int, ...] = VALID) -> tuple
     torch.manual_seed(0)
     model = build_model(MODEL, 257)
     if world.size > 1:
-        shard_(model, world, torch.float32)
+        shard_(model, mesh_of(world), torch.float32)
     inputs, targets = (part.chunk(world.size)[world.rank] for part in batch(valid))
     loss, _ = add_gradient(model, inputs, targets, pieces=pieces, world=world)
     named = {n: full(p.grad).tolist() for n, p in model.named_parameters() if p.grad is not None}

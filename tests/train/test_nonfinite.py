@@ -12,6 +12,7 @@ import torch
 from depth_memory.errors import UserError
 from depth_memory.train import NonFiniteError, Run, build, loop, train
 from depth_memory.train import checkpoint as checkpoints
+from depth_memory.train import step as step_module
 from tests.train.processes import call_ranks
 from tests.train.tiny import MODEL, tiny_run
 
@@ -57,14 +58,14 @@ def spoil_stream(model) -> None:
 
 def spoil_at(monkeypatch: pytest.MonkeyPatch, spoil) -> None:
     """Spoil the network before the step that ends as number `FATAL`."""
-    rows = loop._rows
+    rows = step_module._rows
 
     def spoiling(session, step):
         if step == FATAL - 1:
             spoil(session.model)
         return rows(session, step)
 
-    monkeypatch.setattr(loop, "_rows", spoiling)
+    monkeypatch.setattr(step_module, "_rows", spoiling)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +117,8 @@ def test_after_it_the_run_can_go_on(run: Run) -> None:
 def spoiled_rank(run: Run) -> str:
     prepare = build.prepare
 
-    def spoiling(run, vocab_size, end_id, world, config):
-        model, weights = prepare(run, vocab_size, end_id, world, config)
+    def spoiling(run, vocab_size, end_id, world, config, **options):
+        model, weights = prepare(run, vocab_size, end_id, world, config, **options)
         if not world.main:
             spoil_output(model)
         return model, weights

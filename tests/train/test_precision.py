@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from depth_memory.streams.memory import Memory, MemoryForm
 from depth_memory.train import OptimSpec, Run
 from depth_memory.train.build import prepare
 from depth_memory.train.loss import add_gradient
@@ -93,3 +95,34 @@ def test_the_optimiser_sees_float32_only(precision: str) -> None:
     with connect("cpu") as world:
         _, weights = prepare(replace(RUN, precision=precision), 257, 0, world)
     assert {p.dtype for p in weights.named.values()} == {torch.float32}
+
+
+def seen_by_the_memory(run: Run) -> list[list[str]]:
+    """dtypes of covariance, coefficients, query and values of all writes in one training step."""
+    found: list[set[str]] = [set(), set(), set(), set()]
+    store, retrieve = MemoryForm.store, MemoryForm.retrieve
+
+    def watched_store(self: MemoryForm, memory: Memory, *write: Any) -> Memory:
+        memory = store(self, memory, *write)
+        for kind, parts in zip(found, (memory.covariance, memory.transitions), strict=False):
+            kind.update(str(leaf.dtype) for leaf in tree_leaves(parts))
+        found[3].update(str(value.dtype) for value in memory.values)
+        return memory
+
+    def watched_retrieve(self: MemoryForm, memory: Memory, query: torch.Tensor) -> torch.Tensor:
+        found[2].add(str(query.dtype))
+        return retrieve(self, memory, query)
+
+    with connect("cpu") as world:
+        model, _ = prepare(run, 257, 0, world)
+        MemoryForm.store, MemoryForm.retrieve = watched_store, watched_retrieve
+        tokens = torch.zeros(2, 8, dtype=torch.int64)
+        add_gradient(model, tokens, tokens, pieces=1, world=world)
+    return [sorted(kind) for kind in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_covariance_and_coefficients_are_float32_beside_bfloat16(ranks: int) -> None:
+    exact = ["torch.float32"]
+    for found in call_ranks(ranks, seen_by_the_memory, SIXTEEN):
+        assert found == [exact, exact, exact, ["torch.bfloat16"]]
