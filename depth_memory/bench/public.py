@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from depth_memory.errors import choose, invalid
 from depth_memory.streams.attnres import AttnResPort, DepthQuery, Sources
-from depth_memory.streams.base import Norm
+from depth_memory.streams.base import Norm, is_off
 from depth_memory.streams.hc import Lanes
 from depth_memory.streams.mhc import RMS_EPS, MHCPort
 
@@ -32,7 +32,9 @@ class FlaQuery(DepthQuery):
     """Attention over depth by `fla-core` (MIT): one kernel per read. Final."""
 
     @torch.compiler.disable
-    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
+    def forward(self, sources: tuple[Tensor, ...], evenly: bool = False) -> Tensor:
+        if evenly:
+            return super().forward(sources, evenly)
         fused = _function("fla.ops.attnres", "fused_attnres")
         return fused(self.query, sources, self.key_norm, rms_eps=self.eps)
 
@@ -42,7 +44,7 @@ class FlaPort(AttnResPort):
 
     @torch.compiler.disable
     def read(self, state: Sources, norm: Norm) -> tuple[Tensor, Sources]:
-        if self.attend is None:
+        if self.attend is None or is_off(self):
             return super().read(state, norm)
         if self.starts_block:
             state = Sources(state.all, ())
@@ -55,7 +57,9 @@ class FastQuery(DepthQuery):
     """Attention over depth by `fast-attnres` (MIT), bfloat16 only. Final."""
 
     @torch.compiler.disable
-    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
+    def forward(self, sources: tuple[Tensor, ...], evenly: bool = False) -> Tensor:
+        if evenly:
+            return super().forward(sources, evenly)
         fused = _function("attnres", "attnres")
         return fused(sources, (self.query * self.key_norm).bfloat16(), eps=self.eps)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,13 +92,9 @@ def evaluate(
     texts = split.windows(length) if by == "windows" else data.beginnings(split, length)
     width = length + 1 if by == "windows" else length
     work = batches(itertools.islice(texts, read), width, min(rows, there))
-    training = model.training
-    model.eval()
-    try:
-        loss_of = functools.partial(summed_loss, model, head=head or _lent_head(model))
-        total, count = _sums(loss_of, work, world)
-    finally:
-        model.train(training)
+    with _evaluating(model):
+        cost = functools.partial(summed_loss, model, head=head or _lent_head(model))
+        total, count = _sums(cost, work, world)
     tokens = int(world.sum(count).item())
     if not tokens:
         raise invalid(f"{split.split}: documents", split.documents, "some with 2 tokens")
@@ -109,6 +106,17 @@ def evaluate(
     else:
         bits = _bits_of_documents(split, length, read, loss, tokens)
     return Evaluation(loss=loss, bits_per_byte=bits, tokens=tokens)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    """Dropout and the like off; the mode is given back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def _bits_of_documents(

@@ -97,7 +97,7 @@ WRONG = {
     "unknown preset": ({"preset": "fly"}, "run fly: preset: got 'fly'; allowed: debug, "),
     "unknown field": (
         {"preset": "debug", "set": {"optim.lrr": 1}},
-        "run debug: optim.lrr: unknown field; allowed: lr, betas",
+        "run debug: optim.lrr: unknown field; allowed: name, lr, betas",
     ),
     "unknown group": (
         {"preset": "debug", "set": {"optimm.lr": 1}},
