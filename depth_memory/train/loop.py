@@ -196,8 +196,11 @@ def _steps(session: Session, first: int, report: Report, began: float) -> Evalua
                 once = {}
             if asked or _due(done, run.save_every, run.steps):
                 _save(session, done, records=report.sync())
-            if asked and done < run.steps:
+            if asked:
                 _stop(session, done, asked, report)
+        # what came during the last evaluation and save must not be lost
+        if asked := _agree(session, request):
+            _stop(session, run.steps, asked, report)
     session.saver.settle()
     return _evaluate(session) if evaluation is None else evaluation
 

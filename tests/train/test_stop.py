@@ -73,9 +73,16 @@ def test_asked_to_stop_a_run_saves_and_goes_on_to_the_bit(
     assert curve(run.out) == curve(whole.out)
 
 
-def test_asked_in_the_last_step_it_finishes(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [1, 0])
+def test_asked_in_the_last_step_or_after_it_nothing_is_lost(
+    corpus: Path, tmp_path: Path, late: int
+) -> None:
     run = short(corpus, tmp_path / "run")
-    assert train(run, show=ask_at(run.steps - 1, signal.SIGTERM)).step == run.steps
+    with pytest.raises(Stopped):
+        train(run, show=ask_at(run.steps - late, signal.SIGTERM))
+    assert checkpoints.listed(run.out / "checkpoints")[0].name == f"step-{run.steps:08d}"
+    assert not (run.out / "model").exists()
+    finish(run)
     assert (run.out / "model").exists()
 
 
