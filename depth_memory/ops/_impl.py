@@ -12,7 +12,7 @@ from depth_memory.errors import choose, invalid
 
 Impl = Literal["auto", "reference", "triton"]
 
-KERNELS: frozenset[str] = frozenset({"mix", "attnres", "exchange"})
+KERNELS: frozenset[str] = frozenset({"mix", "attnres", "exchange", "step"})
 """Names of the ops that have a Triton kernel."""
 
 MEASURED: frozenset[str] = frozenset({"exchange"})

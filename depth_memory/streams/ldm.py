@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from depth_memory.errors import UserError
-from depth_memory.streams import ldm_fused as fused
+from depth_memory.streams import ldm_fused, ldm_step
 from depth_memory.streams.base import RESIDUAL, Fallback, Norm, Port, Stream, is_off
 from depth_memory.streams.ldm_config import AbstractLDMConfig, auto_window
 from depth_memory.streams.ldm_maps import Prior, Reader, Writer
@@ -32,6 +32,15 @@ class Streams(NamedTuple):
     memory: Memory
     pending: tuple[Float[Tensor, "*tokens D"], ...] = ()
     seen: tuple[Float[Tensor, "*tokens D"], ...] = ()
+
+
+State = Streams | ldm_fused.Exchange | ldm_step.Stepping
+"""By the reference, by kernels with gradients, or by kernels for few tokens without."""
+
+
+def carrier(state: ldm_fused.Exchange | ldm_step.Stepping) -> Any:
+    """The module whose kernels carry a state."""
+    return ldm_fused if isinstance(state, ldm_fused.Exchange) else ldm_step
 
 
 class LDM(Stream):
@@ -57,19 +66,18 @@ class LDM(Stream):
         forgets = not first or self.form.has_covariance
         return Writer(self.config, self.dim, self.writes, forgets)
 
-    def start(self, x: Tensor) -> Streams | fused.Exchange:
-        if fused.applies(self, x):
-            sizes = fused.layout(self.config, self.writes, self.form.window, x.dtype)
-            prior = None if self.prior is None else self.prior(x)
-            return fused.begin(x, sizes, prior, self.embedding_writer)
+    def start(self, x: Tensor) -> State:
+        for kernels in (ldm_step, ldm_fused):
+            if kernels.applies(self, x):
+                return kernels.begin(self, x)
         memory = self.form.start(None if self.prior is None else self.prior(x))
         if self.config.embedding_write:
             memory = self.form.store(memory, x, self.embedding_writer(x))
         return Streams(x, memory)
 
-    def finish(self, state: Streams | fused.Exchange, norm: Norm) -> Tensor:
-        if isinstance(state, fused.Exchange):
-            return fused.exchange(state, self.final_reader, norm)[0]
+    def finish(self, state: State, norm: Norm) -> Tensor:
+        if not isinstance(state, Streams):
+            return carrier(state).read(state, self.final_reader, norm)[0]
         if not self.config.final_read or is_off(self):
             return norm(state.h)
         return norm(retrieve(self.form, self.final_reader, state, self.config.residual))
@@ -123,19 +131,15 @@ class LDMPort(Port):
         self.reader, self.writer, self.keeps_output = reader, writer, keeps_output
         self.fallback = fallback(config, reads=reader is not None)
 
-    def read(
-        self, state: Streams | fused.Exchange, norm: Norm
-    ) -> tuple[Tensor, Streams | fused.Exchange]:
-        if isinstance(state, fused.Exchange):
-            if self.reader is None:
-                return fused.add_norm(state, norm)
-            return fused.exchange(state, self.reader, norm)
-        return self.plain_read(state, norm)
+    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
+        if isinstance(state, Streams):
+            return self.plain_read(state, norm)
+        return carrier(state).read(state, self.reader, norm)
 
-    def write(self, state: Streams | fused.Exchange, y: Tensor) -> Streams | fused.Exchange:
-        if isinstance(state, fused.Exchange):
-            return fused.write(state, y, self.writer)
-        return self.plain_write(state, y)
+    def write(self, state: State, y: Tensor) -> State:
+        if isinstance(state, Streams):
+            return self.plain_write(state, y)
+        return carrier(state).write(state, y, self.writer)
 
     def plain_read(self, state: Streams, norm: Norm) -> tuple[Tensor, Streams]:
         """`read` by the reference operations."""

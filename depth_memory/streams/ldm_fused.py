@@ -23,6 +23,7 @@ from depth_memory.streams.memory import Observation
 if TYPE_CHECKING:
     # at run time only where kernels run: they need Triton, which is not everywhere
     from depth_memory.ops.exchange.tape import Layout, Tape
+    from depth_memory.streams.ldm import LDM
 
 
 class Exchange(NamedTuple):
@@ -51,17 +52,26 @@ def applies(stream: Stream, x: Tensor) -> bool:
         UserError: The configuration asks for kernels that cannot run.
     """
     config: AbstractLDMConfig = stream.config
-    if config.impl == "reference" or torch.compiler.is_compiling() or is_observed():
+    if gives_way(stream) or (config.impl == "auto" and not torch.is_grad_enabled()):
         return False
-    if config.impl == "auto" and not torch.is_grad_enabled():
-        return False
-    against = config.beyond_kernels or _impl.obstacle("exchange", x.device)
-    if any("forward" in vars(module) for module in stream.modules()):
-        # accelerate's hooks bring weights from elsewhere; a kernel would not call them
-        against = "another library has replaced the forward of its modules"
+    against = obstacle(stream, x.device)
     if config.impl == "triton" and against is not None:
         raise invalid("stream.impl", config.impl, f"auto, reference ({against})")
     return against is None and _impl.resolve("exchange", config.impl, x.device) == "triton"
+
+
+def gives_way(stream: Stream) -> bool:
+    """Whether the reference runs, whatever kernels could do."""
+    asked = stream.config.impl == "reference"
+    return asked or torch.compiler.is_compiling() or is_observed()
+
+
+def obstacle(stream: Stream, device: torch.device) -> str | None:
+    """Why kernels cannot carry this stream on `device`, or None if they can."""
+    if any("forward" in vars(module) for module in stream.modules()):
+        # accelerate's hooks bring weights from elsewhere; a kernel would not call them
+        return "another library has replaced the forward of its modules"
+    return stream.config.beyond_kernels or _impl.obstacle("exchange", device)
 
 
 def layout(config: AbstractLDMConfig, writes: int, window: int, dtype: torch.dtype) -> Layout:
@@ -82,11 +92,14 @@ def layout(config: AbstractLDMConfig, writes: int, window: int, dtype: torch.dty
     )
 
 
-def begin(x: Tensor, sizes: Layout, prior: Tensor | None, writer: Writer) -> Exchange:
+def begin(stream: LDM, x: Tensor) -> Exchange:
     """The state once the embedding has been written."""
     from depth_memory.ops.exchange.nodes import Store
     from depth_memory.ops.exchange.tape import Tape
 
+    sizes = layout(stream.config, stream.writes, stream.form.window, x.dtype)
+    prior = None if stream.prior is None else stream.prior(x)
+    writer = stream.embedding_writer
     tape = Tape(sizes, torch.is_grad_enabled())
     tape.open(_rows(x))
     value, latent = Store.apply(tape, _rows(x), None, _weight(writer, x))
@@ -97,24 +110,26 @@ def begin(x: Tensor, sizes: Layout, prior: Tensor | None, writer: Writer) -> Exc
     return Exchange(value.view(x.shape), (), covariance, token, tape, 0)
 
 
-def exchange(state: Exchange, reader: Reader, norm: Norm) -> tuple[Tensor, Exchange]:
-    """Add what is on its way to the residual stream; read, and norm."""
+def read(state: Exchange, reader: Reader | None, norm: Norm) -> tuple[Tensor, Exchange]:
+    """Add what is on its way to the residual stream; read, and norm. Without a reader, norm."""
+    if reader is None:
+        return _add_norm(state, norm)
     from depth_memory.ops.exchange.nodes import Advance, Retrieve
     from depth_memory.ops.exchange.tape import Read
 
     h, outputs, covariance, token, tape, _ = state
     step = _next(state)
-    read = Read()
+    reading = Read()
     value = _rows(outputs[0]) if outputs else None
-    rows, latent = Advance.apply(tape, read, _rows(h), value, _weight(reader, h))
+    rows, latent = Advance.apply(tape, reading, _rows(h), value, _weight(reader, h))
     query, scale = reader.complete(latent)
     weight, eps = rms_parameters(norm, h)
-    x = Retrieve.apply(tape, read, rows, query, scale, token, weight, eps).view(h.shape)
+    x = Retrieve.apply(tape, reading, rows, query, scale, token, weight, eps).view(h.shape)
     state = Exchange(rows.view(h.shape), (), covariance, token, tape, step)
     return (norm(x) if weight is None else x), state
 
 
-def add_norm(state: Exchange, norm: Norm) -> tuple[Tensor, Exchange]:
+def _add_norm(state: Exchange, norm: Norm) -> tuple[Tensor, Exchange]:
     """The normed input of a sublayer that reads no memory; nothing is added for good."""
     from depth_memory.ops.exchange.nodes import AddNorm
 

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from depth_memory import streams
 from depth_memory.ops import _impl
-from depth_memory.ops.exchange import covariance, fold, norm, project, read, sweep
+from depth_memory.ops.exchange import covariance, fold, norm, project, read, step, sweep
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
@@ -62,7 +62,7 @@ def half(x: torch.Tensor) -> bool:
 
 
 def record(dim: int, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Launches:
-    """The launches of one pass and its gradient at width `dim`, without running them."""
+    """The launches at width `dim` of a pass, its gradient and a step, without running them."""
     launches = Launches()
     with (
         mock.patch.object(_impl, "obstacle", return_value=None),
@@ -71,7 +71,7 @@ def record(dim: int, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Laun
     ):
         patches = [
             mock.patch.object(module, name, launches.recorder(getattr(module, name)))
-            for module in (covariance, fold, norm, project, read, sweep)
+            for module in (covariance, fold, norm, project, read, step, sweep)
             for name in vars(module)
             if name.endswith("_kernel")
         ]
@@ -79,6 +79,8 @@ def record(dim: int, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Laun
             patch.start()
         try:
             run(dim, dtype, {"name": "ldm", "impl": "triton", **config})
+            with torch.no_grad():
+                run(dim, dtype, {"name": "ldm", "impl": "triton", **config})
         finally:
             for patch in patches:
                 patch.stop()
@@ -94,7 +96,9 @@ def run(dim: int, dtype: torch.dtype, config: dict[str, Any], sites: int = 4) ->
     for port, before in zip(ports, norms, strict=False):
         y, state = port.read(state, before)
         state = port.write(state, y)
-    stream.finish(state, norms[-1]).sum().backward()
+    x = stream.finish(state, norms[-1])
+    if x.requires_grad:
+        x.sum().backward()
 
 
 SHAPES = (

@@ -204,6 +204,6 @@ def test_the_kernels_of_a_pass_compile_and_fit():
     found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert [target for target, _, _ in found] == [80, 89, 90]
     for _, kernels, shared in found:
-        assert kernels >= 12
+        assert kernels >= 14
         # what a program may have on sm_89, the least of the three
         assert shared <= 99 * 1024
