@@ -20,6 +20,8 @@ from depth_memory.presets.families import FAMILY_FUNCTIONS, Description, name_of
 from depth_memory.presets.gpu import small
 from depth_memory.presets.hour import HOUR
 from depth_memory.presets.paper import LLAMA_400M, QWEN_1500M
+from depth_memory.presets.study import VOCAB_SIZE as STUDY
+from depth_memory.presets.study import study_preln
 from depth_memory.train.config import Run
 
 
@@ -39,6 +41,7 @@ class Group(NamedTuple):
 
 GROUPS: dict[str, Group] = {
     "start": Group("to begin with, on the embedded prose", (debug, demo, small), PROSE),
+    "study": Group("the quality study: docs/study.md", (study_preln,), STUDY),
     "hour": Group("the recipe of the paper on one GPU, in an hour", HOUR, recipes.VOCAB_SIZE),
     "llama-400m": Group("Depth Memory at 400M, 50B tokens", LLAMA_400M, recipes.VOCAB_SIZE),
     "qwen-1500m": Group("Depth Memory at 1.5B, 100B tokens", QWEN_1500M, recipes.VOCAB_SIZE),

@@ -12,6 +12,7 @@ from depth_memory.presets.depthbench import DEPTHBENCH_400M, DEPTHBENCH_1600M
 from depth_memory.presets.hour import HOUR
 from depth_memory.presets.paper import LLAMA_400M, QWEN_1500M
 from depth_memory.presets.recipes import peak_rate
+from depth_memory.presets.study import STUDY_FAMILIES
 from depth_memory.train.config import Run
 
 Description = dict[str, Any]
@@ -65,6 +66,7 @@ FAMILY_FUNCTIONS = (
     rates_1500m,
     depthbench_400m,
     depthbench_1600m,
+    *STUDY_FAMILIES,
 )
 
 

@@ -90,6 +90,11 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
 def normed(x, NORM: tl.constexpr, K: tl.constexpr):
     """Rows of length 1, of root mean square 1, or as they are."""
     if NORM == 0:
@@ -98,6 +103,83 @@ def normed(x, NORM: tl.constexpr, K: tl.constexpr):
         size = tl.maximum(tl.sqrt(tl.sum(x * x, 1)), 1e-6)
         unit = x / size[:, None]
         return unit if NORM == 1 else unit * K**0.5
+
+
+@triton.jit
+def observed(
+    b_l, key, key_bias, weigh, weigh_bias, logit, log_floor, P, P_out, i_n,
+    G: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BG: tl.constexpr, BK: tl.constexpr,
+    BR: tl.constexpr, ACC: tl.constexpr, RULE: tl.constexpr, NORM: tl.constexpr,
+    WEIGH: tl.constexpr, EACH: tl.constexpr, FORGET: tl.constexpr,
+):  # fmt: skip
+    """Gain and erase [BG, BK] and keep [BG] of a write, from its latent; P moves on."""
+    o_g, o_k = tl.arange(0, BG), tl.arange(0, BK)
+    m_g, m_k = o_g < G, o_k < K
+    b_k = normed(mapped(b_l, key, key_bias, G, K, R, BG, BK, BR, EACH, ACC), NORM, K)
+    b_w = tl.full([BG], 1.0, ACC)
+    if WEIGH:
+        b_w = scalars(b_l, weigh, weigh_bias, G, R, BG, BR, ACC)
+        b_w = sigmoid(b_w) if WEIGH == 1 else softplus(b_w)
+    b_f = tl.full([BG], 1.0, ACC)
+    if FORGET:
+        b_f = tl.exp(log_floor * sigmoid(tl.load(logit + o_g, mask=m_g, other=0.0).to(ACC)))
+    if RULE == 0:
+        p_P = (i_n * G + o_g[:, None, None]) * K * K + o_k[None, :, None] * K + o_k[None, None, :]
+        m_P = m_g[:, None, None] & m_k[None, :, None] & m_k[None, None, :]
+        b_P = tl.load(P + p_P, mask=m_P, other=0.0)
+        b_u = tl.sum(b_P * b_k[:, None, :], 2)
+        b_b = b_w / (b_f + b_w * tl.sum(b_k * b_u, 1))
+        # symmetric to the last bit, as the reference
+        b_P = (b_P - b_b[:, None, None] * (b_u[:, :, None] * b_u[:, None, :])) / b_f[:, None, None]
+        tl.store(P_out + p_P, b_P, mask=m_P)
+        return b_b[:, None] * b_u, b_k, tl.full([BG], 1.0, ACC)
+    elif RULE == 1:
+        return b_w[:, None] * b_k, b_k, b_f
+    else:
+        return b_w[:, None] * b_k, tl.zeros([BG, BK], ACC), b_f
+
+
+@triton.jit
+def row_of(x, of):
+    """The row [BK] of one group."""
+    return tl.sum(tl.where(of[:, None], x, 0.0), 0)
+
+
+@triton.jit
+def advanced(
+    h, a, b, M, M_out, out, b_gain, b_erase, b_keep, b_query, b_scale, i_n,
+    G: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BG: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, ACC: tl.constexpr, FIRST: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """Write the memory of a token and what it gives to `out`; returns the sum of its squares."""
+    DV: tl.constexpr = D // G
+    CHUNKS: tl.constexpr = (DV + BV - 1) // BV
+    o_g, o_k = tl.arange(0, BG), tl.arange(0, BK)
+    b_square = tl.zeros([BV], ACC)
+    for i_c in range(0, G * CHUNKS):
+        i_g, o_v = i_c // CHUNKS, (i_c % CHUNKS) * BV + tl.arange(0, BV)
+        m_v, o_nd, of = o_v < DV, i_n * D + i_g * DV + o_v, o_g == i_g
+        b_v = tl.load(a + o_nd, mask=m_v, other=0.0)
+        if SUM:
+            b_b = tl.load(b + o_nd, mask=m_v, other=0.0)
+            b_v = (b_v.to(ACC) + b_b.to(ACC)).to(h.dtype.element_ty)
+        b_v, b_g = b_v.to(ACC), row_of(b_gain, of)
+        p_M, m_M = o_nd[:, None] * K + o_k[None, :], m_v[:, None] & (o_k[None, :] < K)
+        # M' = keep M + (v - keep M erase) gain'
+        if FIRST:
+            b_M = b_v[:, None] * b_g[None, :]
+        else:
+            keep = tl.sum(tl.where(of, b_keep, 0.0), 0)
+            b_M = keep * tl.load(M + p_M, mask=m_M, other=0.0)
+            b_kept = tl.sum(b_M * row_of(b_erase, of)[None, :], 1)
+            b_M += (b_v - b_kept)[:, None] * b_g[None, :]
+        tl.store(M_out + p_M, b_M, mask=m_M)
+        # z = h + scale M' q
+        b_y = tl.sum(b_M * row_of(b_query, of)[None, :], 1) * tl.sum(tl.where(of, b_scale, 0.0), 0)
+        b_z = (tl.load(h + o_nd, mask=m_v, other=0.0).to(ACC) + b_y).to(out.dtype.element_ty)
+        tl.store(out + o_nd, b_z, mask=m_v)
+        b_square += b_z.to(ACC) * b_z.to(ACC)
+    return tl.sum(b_square, 0)
 
 
 @triton.jit
@@ -112,78 +194,30 @@ def step_kernel(
     NORM: tl.constexpr,
 ):  # fmt: skip
     i_n = tl.program_id(0).to(tl.int64)
-    o_g, o_k = tl.arange(0, BG), tl.arange(0, BK)
-    m_g, m_k = o_g < G, o_k < K
-    DV: tl.constexpr = D // G
     WIDTH: tl.constexpr = RW + RR + 2
-    b_lw = latent(partial, partial + RW + RR, write_bias, i_n, RW, BW, S, BS, WIDTH, D, EPS, ACC)
-    b_lr = latent(
+    b_l = latent(partial, partial + RW + RR, write_bias, i_n, RW, BW, S, BS, WIDTH, D, EPS, ACC)
+    b_gain, b_erase, b_keep = observed(
+        b_l, key, key_bias, weigh, weigh_bias, logit, log_floor, P, P_out, i_n,
+        G, K, RW, BG, BK, BW, ACC, RULE, KEY_NORM, WEIGH, EACH, FORGET,
+    )  # fmt: skip
+    b_l = latent(
         partial + RW, partial + RW + RR + 1, read_bias, i_n, RR, BR, S, BS, WIDTH, D, EPS, ACC
     )
-    # the observation: key [BG, BK], importance and forgetting [BG]
-    b_k = normed(mapped(b_lw, key, key_bias, G, K, RW, BG, BK, BW, EACH, ACC), KEY_NORM, K)
-    b_w = tl.full([BG], 1.0, ACC)
-    if WEIGH:
-        b_w = scalars(b_lw, weigh, weigh_bias, G, RW, BG, BW, ACC)
-        b_w = (
-            sigmoid(b_w)
-            if WEIGH == 1
-            else tl.maximum(b_w, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_w)))
-        )
-    b_f = tl.full([BG], 1.0, ACC)
-    if FORGET:
-        b_f = tl.exp(log_floor * sigmoid(tl.load(logit + o_g, mask=m_g, other=0.0).to(ACC)))
-    b_gain, b_erase, b_keep = b_w[:, None] * b_k, b_k, b_f
-    if RULE == 0:
-        p_P = (i_n * G + o_g[:, None, None]) * K * K + o_k[None, :, None] * K + o_k[None, None, :]
-        m_P = m_g[:, None, None] & m_k[None, :, None] & m_k[None, None, :]
-        b_P = tl.load(P + p_P, mask=m_P, other=0.0)
-        b_u = tl.sum(b_P * b_k[:, None, :], 2)
-        b_b = b_w / (b_f + b_w * tl.sum(b_k * b_u, 1))
-        # symmetric to the last bit, as the reference
-        b_P = (b_P - b_b[:, None, None] * (b_u[:, :, None] * b_u[:, None, :])) / b_f[:, None, None]
-        tl.store(P_out + p_P, b_P, mask=m_P)
-        b_gain, b_keep = b_b[:, None] * b_u, tl.full([BG], 1.0, ACC)
-    if RULE == 2:
-        b_erase = tl.zeros([BG, BK], ACC)
-    b_q = normed(mapped(b_lr, query, query_bias, G, K, RR, BG, BK, BR, 1, ACC), QUERY_NORM, K)
-    b_scale = tl.load(gain + o_g, mask=m_g, other=0.0).to(ACC)
+    b_q = normed(mapped(b_l, query, query_bias, G, K, RR, BG, BK, BR, 1, ACC), QUERY_NORM, K)
+    b_scale = tl.load(gain + tl.arange(0, BG), mask=tl.arange(0, BG) < G, other=0.0).to(ACC)
     if GATE:
-        b_scale *= sigmoid(scalars(b_lr, gate, gate_bias, G, RR, BG, BR, ACC))
-    CHUNKS: tl.constexpr = (DV + BV - 1) // BV
-    b_square = tl.zeros([BV], ACC)
-    for i_c in range(0, G * CHUNKS):
-        i_g, o_v = i_c // CHUNKS, (i_c % CHUNKS) * BV + tl.arange(0, BV)
-        m_v, o_nd = o_v < DV, i_n * D + i_g * DV + o_v
-        of = o_g == i_g
-        b_gi = tl.sum(tl.where(of[:, None], b_gain, 0.0), 0)
-        b_ei = tl.sum(tl.where(of[:, None], b_erase, 0.0), 0)
-        b_qi = tl.sum(tl.where(of[:, None], b_q, 0.0), 0)
-        keep = tl.sum(tl.where(of, b_keep, 0.0), 0)
-        b_v = tl.load(a + o_nd, mask=m_v, other=0.0)
-        if SUM:
-            b_b2 = tl.load(b + o_nd, mask=m_v, other=0.0)
-            b_v = (b_v.to(ACC) + b_b2.to(ACC)).to(h.dtype.element_ty)
-        b_v = b_v.to(ACC)
-        p_M, m_M = o_nd[:, None] * K + o_k[None, :], m_v[:, None] & m_k[None, :]
-        if FIRST:
-            b_M = b_v[:, None] * b_gi[None, :]
-        else:
-            b_M = tl.load(M + p_M, mask=m_M, other=0.0)
-            b_kept = keep * tl.sum(b_M * b_ei[None, :], 1)
-            b_M = keep * b_M + (b_v - b_kept)[:, None] * b_gi[None, :]
-        tl.store(M_out + p_M, b_M, mask=m_M)
-        scale = tl.sum(tl.where(of, b_scale, 0.0), 0)
-        b_z = tl.load(h + o_nd, mask=m_v, other=0.0).to(ACC)
-        b_z = (b_z + scale * tl.sum(b_M * b_qi[None, :], 1)).to(out.dtype.element_ty)
-        tl.store(out + o_nd, b_z, mask=m_v)
-        b_square += b_z.to(ACC) * b_z.to(ACC)
+        b_scale *= sigmoid(scalars(b_l, gate, gate_bias, G, RR, BG, BR, ACC))
+    square = advanced(
+        h, a, b, M, M_out, out, b_gain, b_erase, b_keep, b_q, b_scale, i_n,
+        G, K, D, BG, BK, BV, ACC, FIRST, SUM,
+    )  # fmt: skip
     if NORM:
-        rstd = tl.rsqrt(tl.sum(b_square, 0) / D + eps)
+        # x = weight z / rms(z), of what the program has written
         tl.debug_barrier()
+        rstd = tl.rsqrt(square / D + eps)
         for i_c in range(0, tl.cdiv(D, BV)):
             o_d = i_c * BV + tl.arange(0, BV)
             b_z = tl.load(out + i_n * D + o_d, mask=o_d < D, other=0.0).to(ACC)
-            b_g = tl.load(norm + o_d, mask=o_d < D, other=0.0).to(ACC)
-            b_x = (b_z * rstd).to(out.dtype.element_ty).to(ACC) * b_g
+            b_w = tl.load(norm + o_d, mask=o_d < D, other=0.0).to(ACC)
+            b_x = (b_z * rstd).to(out.dtype.element_ty).to(ACC) * b_w
             tl.store(out + i_n * D + o_d, b_x.to(out.dtype.element_ty), mask=o_d < D)
