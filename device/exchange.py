@@ -1,11 +1,12 @@
 """What the kernels of LDM need a GPU for: every output and gradient at real widths.
 
-    python device/kernels.py [OUT]
+    python -m device.exchange [OUT]
 
 Each case runs a pass over 8 sublayers and its gradient: float64 by the reference as the truth, then
-float32 and bfloat16 by the reference and by the kernels. A row holds if the kernels' distance from
-the truth, over all parameters together, is at most twice the reference's (and some roundings), and
-two runs agree bit for bit. Writes OUT/kernels.json; exit code 0 only if every row holds.
+float32 and bfloat16 by the reference and by the kernels; and the same for a few tokens without
+gradients, which other kernels carry (`step`). A row holds if the kernels' distance from the truth,
+over all parameters together, is at most twice the reference's (and some roundings), and two runs
+agree bit for bit. Writes OUT/kernels.json; exit code 0 only if every row holds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from depth_memory import streams
 
-SITES, TOKENS = 8, 1000
+SITES, TOKENS, FEW = 8, 1000, 5
 CASES: tuple[dict[str, Any], ...] = (
     {"sites": "block", "window": 99, "key_dim": 8},
     {"sites": "block", "window": 2, "key_dim": 4},
@@ -58,13 +59,26 @@ class Net(nn.Module):
         return self.stream.finish(state, self.norms[-1])
 
 
-def run(config: dict[str, Any], width: int, dtype: torch.dtype, impl: str) -> dict[str, Tensor]:
-    """The output and all gradients."""
+def build(config: dict[str, Any], width: int, dtype: torch.dtype, impl: str) -> Net:
+    """The network, the same whatever computes it."""
     torch.manual_seed(0)
     net = Net({**config, "impl": impl}, width).cuda().to(dtype)
     if dtype == torch.float64:
         for parameter in net.parameters():
             parameter.data = parameter.data.double()
+    return net
+
+
+@torch.no_grad()
+def step(config: dict[str, Any], width: int, dtype: torch.dtype, impl: str) -> dict[str, Tensor]:
+    """The output for a few tokens."""
+    net = build(config, width, dtype, impl)
+    return {"out": net(torch.randn(FEW, width).bfloat16().cuda().to(dtype))}
+
+
+def run(config: dict[str, Any], width: int, dtype: torch.dtype, impl: str) -> dict[str, Tensor]:
+    """The output and all gradients."""
+    net = build(config, width, dtype, impl)
     x = torch.randn(TOKENS, width).bfloat16().cuda().to(dtype).requires_grad_()
     out = net(x)
     out.backward(
@@ -85,19 +99,21 @@ def distance(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 
 
 def check(config: dict[str, Any], width: int) -> list[dict[str, Any]]:
-    """One row per precision."""
-    exact, rows = run(config, width, torch.float64, "reference"), []
-    for dtype in (torch.float32, torch.bfloat16):
-        first, again = (run(config, width, dtype, "triton") for _ in range(2))
-        kernels = float(distance(first, exact))
-        reference = float(distance(run(config, width, dtype, "reference"), exact))
-        same = all(torch.equal(first[n], again[n]) for n in first)
-        # cuBLAS and the kernels add up in different orders: a few units in the last place
-        holds = same and kernels <= 2 * reference + 16 * torch.finfo(dtype).eps
-        rows.append({
-            "width": width, "config": config, "dtype": str(dtype)[6:], "kernels": kernels,
-            "reference": reference, "same_bits": same, "holds": holds,
-        })  # fmt: skip
+    """One row per precision, for training and for a few tokens."""
+    rows = []
+    for name, compute in (("training", run), ("step", step)):
+        exact = compute(config, width, torch.float64, "reference")
+        for dtype in (torch.float32, torch.bfloat16):
+            first, again = (compute(config, width, dtype, "triton") for _ in range(2))
+            kernels = float(distance(first, exact))
+            reference = float(distance(compute(config, width, dtype, "reference"), exact))
+            same = all(torch.equal(first[n], again[n]) for n in first)
+            # cuBLAS and the kernels add up in different orders: a few units in the last place
+            holds = same and kernels <= 2 * reference + 16 * torch.finfo(dtype).eps
+            rows.append({
+                "what": name, "width": width, "config": config, "dtype": str(dtype)[6:],
+                "kernels": kernels, "reference": reference, "same_bits": same, "holds": holds,
+            })  # fmt: skip
     return rows
 
 
@@ -106,8 +122,8 @@ def main() -> int:
     rows = []
     for width in WIDTHS:
         for config in CASES:
-            rows += check(config, width)
-            print(json.dumps(rows[-2]), json.dumps(rows[-1]), sep="\n", flush=True)
+            rows += (found := check(config, width))
+            print(*map(json.dumps, found), sep="\n", flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )

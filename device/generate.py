@@ -1,4 +1,4 @@
-"""Decoding on a GPU: each way of keeping keys and values, for four streams, in tokens/s.
+"""Decoding on a GPU: each way of keeping keys and values, for some streams, in tokens/s.
 
     python device/generate.py OUT [SHAPE ...] [--dry]
 
@@ -35,6 +35,12 @@ STREAMS: dict[str, dict[str, Any]] = {
     "preln": {"name": "preln"},
     "ldm key_dim 4": {"name": "ldm", "key_dim": 4},
     "ldm key_dim 8": {"name": "ldm", "key_dim": 8},
+    "ldm key_dim 4, blocks, kernels": {
+        "name": "ldm",
+        "key_dim": 4,
+        "sites": "block",
+        "impl": "triton",
+    },
     "block_attnres": {"name": "block_attnres"},
 }
 SHAPES: dict[str, dict[str, Any]] = {
@@ -138,7 +144,9 @@ def rows(shape: str, stream: str, dry: bool) -> Iterator[dict[str, Any]]:
     """The rows of a model: every batch each way, compiled last, as a layer stays so."""
     length, tokens = (12, 8) if dry else (128, 128)
     size = TINY if dry else SHAPES[shape]
-    model = build(size, STREAMS[stream], shape == EXACT, "cpu" if dry else "cuda")
+    # kernels are for the GPU
+    config = {k: v for k, v in STREAMS[stream].items() if not (dry and k == "impl")}
+    model = build(size, config, shape == EXACT, "cpu" if dry else "cuda")
     state = state_bytes(model)
     held = {"cache_bytes_per_token": state.cache, "depth_bytes_per_token": state.depth}
     expected: dict[int, list] = {}
