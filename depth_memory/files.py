@@ -43,7 +43,25 @@ LARGEST, DEEPEST = 2**26, 64
 def reason(error: Exception) -> str:
     """What went wrong, in one line."""
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return text.partition("\n")[0]
+    first, *others = (line.strip() for line in text.splitlines())
+    # a heading says nothing without what it announces
+    return " ".join([first, *others[:1]]) if first.endswith(":") else first
+
+
+@contextmanager
+def explained(path: Path, problem: str = "cannot be loaded") -> Generator[Path]:
+    """Say in one line that `path` is of no use, whatever a library raises over its content.
+
+    Raises:
+        UserError: Anything was raised.
+    """
+    try:
+        yield path
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except Exception as error:
+        why = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
+        raise UserError(f"{path}: {problem}: {why}") from error
 
 
 def sha256_of(path: Path) -> str:
