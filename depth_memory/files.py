@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from depth_memory.errors import UserError, invalid
+from depth_memory.errors import UserError, invalid, within
 
 REFUSALS = (
     errno.EACCES,
@@ -41,10 +41,9 @@ LARGEST, DEEPEST = 2**26, 64
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """What went wrong, in one line: the first, or a heading with what it announces."""
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     first, *others = (line.strip() for line in text.splitlines())
-    # a heading says nothing without what it announces
     return " ".join([first, *others[:1]]) if first.endswith(":") else first
 
 
@@ -55,13 +54,14 @@ def explained(path: Path, problem: str = "cannot be loaded") -> Generator[Path]:
     Raises:
         UserError: Anything was raised.
     """
-    try:
-        yield path
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except Exception as error:
-        why = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
-        raise UserError(f"{path}: {problem}: {why}") from error
+    with within(path):
+        try:
+            yield path
+        except UserError:
+            raise
+        except Exception as error:
+            why = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
+            raise UserError(f"{problem}: {why}") from error
 
 
 def sha256_of(path: Path) -> str:

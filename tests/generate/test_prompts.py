@@ -71,7 +71,7 @@ def test_a_template_that_refuses(talking):
 
 def test_a_template_that_writes_nothing(talking):
     (talking.path / "chat_template.jinja").write_text("{% for m in messages %}{% endfor %}")
-    with pytest.raises(UserError, match="^prompt: tokens: got 0; allowed: at least 1$"):
+    with pytest.raises(UserError, match=r"^prompt: tokens: got 0; allowed: at least 1$"):
         generate(talking, chat(talking, ["a"]))
 
 

@@ -130,6 +130,10 @@ def test_report_writes_whole_files(tmp_path):
     assert len(entry["statistics"]) == len(entry["writes"]) == 7
     for name in ("retrieval.png", "statistics.png", "ablation.png"):
         assert (tmp_path / "out" / name).read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "out" / "notes").touch()
+    _, files = write(small({"name": "ldm"}), tmp_path / "out", ablate=False, pictures=False)
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"notes", "report.html", "inspect.json"} == {"notes", *(f.name for f in files)}
 
 
 def test_any_name_can_be_a_title(tmp_path):

@@ -516,8 +516,9 @@ function buildLosses(able) {
   built.querySelectorAll("tbody tr").forEach((tr, i) => { if (i === 0 || i === rows.length - 1) tr.className = "total"; });
   byId("losses").replaceWith(built);
   const notes = able.flatMap(([model, m]) => {
-    const by = Map.groupBy ? Map.groupBy(Object.entries(model.ablation.left_out), ([, why]) => why) : new Map();
-    const left = [...by].map(([why, reads]) => `${reads.length > 4 ? `${reads.length} reads` : reads.map(([r]) => r).join(", ")}: ${why}`);
+    const by = new Map();
+    for (const [read, why] of Object.entries(model.ablation.left_out)) by.set(why, [...(by.get(why) || []), read]);
+    const left = [...by].map(([why, reads]) => `${reads.length > 4 ? `${reads.length} reads` : reads.join(", ")}: ${why}`);
     const sees = one ? [] : [...new Set(model.ablation.rows.map((r) => r.instead))].map((words) => `a read switched off sees ${words}`);
     return [...sees, ...(left.length ? [`left out, ${left.join("; ")}`] : [])].map((text) => make("p", {}, `${label(m)}: ${text}.`));
   });
