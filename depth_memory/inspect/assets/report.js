@@ -247,7 +247,9 @@ function placeCursor(map, m) {
 
 /* ---- tokens and choices ---- */
 
-const visible = (word) => word.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5") || "\u2205";
+// what has no shape of its own gets a sign: a newline, a tab, other controls, spaces alone, nothing at all
+const visible = (word) => word.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/[\0-\x1f]/g,
+  (c) => String.fromCharCode(0x2400 + c.charCodeAt(0))).replace(/^\s+$/, (s) => "\u2423".repeat(s.length)) || "\u2205";
 
 function buildTokens() {
   const { words, kept, rows, length } = report.text, place = byId("tokens");
