@@ -189,6 +189,9 @@ def test_a_report_of_what_is_not_finite_names_the_place_and_writes_nothing(tmp_p
 
 def test_a_report_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
     model = small({"name": "ldm"})
+    # whatever draws: real pictures take most of the time
+    for name in ("draw_maps", "draw_statistics"):
+        monkeypatch.setattr(figure, name, lambda _, path: path.write_bytes(b"picture"))
     (tmp_path / "mine.txt").write_text("kept")
     _, files = write(model, tmp_path, "first", ablate=False)
     before = [path.read_bytes() for path in files]
