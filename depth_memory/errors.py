@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 LONGEST = 200
@@ -35,6 +37,19 @@ def invalid(field: str, got: object, allowed: str) -> UserError:
         The error, to be raised by the caller.
     """
     return UserError(f"{field}: got {shown(got)}; allowed: {allowed}")
+
+
+@contextmanager
+def within(name: object) -> Generator[None]:
+    """Say first which thing an error is about: a file, or one of several models.
+
+    Raises:
+        UserError: As it came, after the name.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
 
 
 def shown(value: object) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from depth_memory.errors import UserError, invalid
+from depth_memory.errors import UserError, invalid, within
 
 REFUSALS = (
     errno.EACCES,
@@ -41,9 +41,27 @@ LARGEST, DEEPEST = 2**26, 64
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """What went wrong, in one line: the first, or a heading with what it announces."""
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return text.partition("\n")[0]
+    first, *others = (line.strip() for line in text.splitlines())
+    return " ".join([first, *others[:1]]) if first.endswith(":") else first
+
+
+@contextmanager
+def explained(path: Path, problem: str = "cannot be loaded") -> Generator[Path]:
+    """Say in one line that `path` is of no use, whatever a library raises over its content.
+
+    Raises:
+        UserError: Anything was raised.
+    """
+    with within(path):
+        try:
+            yield path
+        except UserError:
+            raise
+        except Exception as error:
+            why = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
+            raise UserError(f"{problem}: {why}") from error
 
 
 def sha256_of(path: Path) -> str:

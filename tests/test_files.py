@@ -146,3 +146,17 @@ def test_a_sealed_manifest_without_its_parts(tmp_path, manifest, missing):
     path = tmp_path / "a.json"
     path.write_text(sealed(manifest))
     assert read_sealed(path) == (f"a.json has no valid {missing}", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("no such key\nfile a, line 1", "no such key"),
+        ("error for field 'width':\n    TypeError: got str\nmore", "error for field 'width': Type"),
+        ("nothing follows:", "nothing follows:"),
+        ("", "ValueError"),
+    ],
+)
+def test_a_reason_is_a_line_with_what_it_announces(text, line):
+    assert files.reason(ValueError(text)).startswith(line)
+    assert "\n" not in files.reason(ValueError(text))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +58,25 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="auto, cpu or cuda; auto takes a GPU where there is one"
     )
+
+
+@contextmanager
+def as_options(names: Mapping[str, str]) -> Generator[None]:
+    """Name the fields of an error as the options that they came from.
+
+    Args:
+        names: Field, as the library says it -> option.
+
+    Raises:
+        UserError: As it came, with the option in place of the field that it begins with.
+    """
+    try:
+        yield
+    except UserError as error:
+        field = re.match("|".join(rf"{re.escape(name)}(?=[: ])" for name in names), str(error))
+        if field is None:
+            raise
+        raise UserError(names[field[0]] + str(error)[field.end() :]) from error
 
 
 def epilog(examples: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depth_memory.cli import console, loading
-from depth_memory.errors import invalid
+from depth_memory.cli import arguments, console, loading
+from depth_memory.errors import invalid, within
 
 if TYPE_CHECKING:
     from depth_memory import evals
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, validate: Callable[[Path], Result]) -> list[Re
         scores = _validated(validate(path)) if VALIDATION in names else {}
         described: Result = {}
         if tasks:
-            model = loading.load_any(folder, device=args.device, dtype=args.dtype)
+            model = loading.load_any(folder, args)
             described = _description(model, args)
             scores |= _benchmarked(path, model, tokenizers[i], tasks, args)
         ordered = {name: scores[name] for name in names}
@@ -91,7 +91,8 @@ def _load_tasks(names: Sequence[str], args: argparse.Namespace) -> list[evals.Lo
 
     if args.task_data is None:
         console.note("getting the data of the tasks from the hub")
-    tasks = evals.load_tasks(names, args.task_data, limit=args.limit)
+    with arguments.as_options({"task data": "--task-data", "tasks": "--tasks"}):
+        tasks = evals.load_tasks(names, args.task_data, limit=args.limit)
     for loaded in tasks:
         console.note(f"{loaded.task.name}: {loaded.documents} documents of {loaded.source}")
     return tasks
@@ -111,7 +112,8 @@ def _benchmarked(
     results: dict[str, Result] = {}
     for loaded in tasks:
         began, step = time.monotonic(), _progress(f"{path}: {loaded.task.name}")
-        found = evals.evaluate(model, tokenizer, [loaded], **options, step=step)
+        with within(path), arguments.as_options({"length": "--length"}):
+            found = evals.evaluate(model, tokenizer, [loaded], **options, step=step)
         results[loaded.task.name] = _as_dict(loaded, found[loaded.task.name])
         _report(path, loaded, results[loaded.task.name], time.monotonic() - began)
     return results

@@ -64,19 +64,22 @@ def run(args: argparse.Namespace) -> None:
         raise invalid("--stream, --to", got, "one of the two")
     source = _located(args.source)
     options: dict[str, Any] = {"dtype": args.dtype, "check": args.check, "on_progress": _progress()}
+    with arguments.as_options({"out": "--out", "dtype": "--dtype"}):
+        _show(_converted(source, args, options))
+
+
+def _converted(source: str | Path, args: argparse.Namespace, options: dict[str, Any]) -> Conversion:
     if args.to is None:
         stream = _stream(args)
         from depth_memory.convert import convert
 
-        done = convert(source, args.out, stream=stream, force=args.force, seed=args.seed, **options)
-    else:
-        choose("--to", args.to, ("transformers",))
-        if args.fields:
-            raise arguments.unknown(args.fields[0], "depth-memory convert")
-        from depth_memory.convert import to_transformers
+        return convert(source, args.out, stream=stream, force=args.force, seed=args.seed, **options)
+    choose("--to", args.to, ("transformers",))
+    if args.fields:
+        raise arguments.unknown(args.fields[0], "depth-memory convert")
+    from depth_memory.convert import to_transformers
 
-        done = to_transformers(source, args.out, **options)
-    _show(done)
+    return to_transformers(source, args.out, **options)
 
 
 def _located(source: str) -> str | Path:

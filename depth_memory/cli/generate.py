@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,13 +140,13 @@ def _add_sampling(parser: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Show each prompt with its continuation, or write them; say how fast it was."""
-    with _as_options(args):
+    with arguments.as_options(_options(args)):
         settings = _settings(args)
     texts = _prompts(args)
     if args.out is not None:
         outputs.check_file("--out", args.out)
-    loaded = loading.load(args.model, tokenizer=args.tokenizer, device=args.device)
-    with _as_options(args):
+    loaded = loading.load(args.model, args)
+    with arguments.as_options(_options(args)):
         given = _given(loaded, texts, args)
         found = _generate(loaded, given, texts, settings, args)
     _report(loaded, found)
@@ -162,18 +161,10 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
 
 
-@contextmanager
-def _as_options(args: argparse.Namespace) -> Generator[None]:
-    """Name the settings and prompts of an error as the options that they came from."""
-    options = {name: f"--{name}" for name in ("tokens", "samples", "stop", "cache", "chat")}
-    options["prompt"] = "--prompt" if args.prompts is None else "--prompts"
-    try:
-        yield
-    except UserError as error:
-        field = str(error).partition(":")[0].partition(" ")[0]
-        if field not in options:
-            raise
-        raise UserError(options[field] + str(error).removeprefix(field)) from error
+def _options(args: argparse.Namespace) -> dict[str, str]:
+    """Settings and prompts -> the options that they came from."""
+    names = {name: f"--{name}" for name in ("tokens", "samples", "stop", "cache", "chat")}
+    return names | {"prompt": "--prompt" if args.prompts is None else "--prompts"}
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
     from depth_memory.inspect.report import NAMES
 
     outputs.check_directory("--out", args.out, NAMES)
-    _check_text(args.text)
+    _check_text(args)
     pictures = _can_draw()
-    models = [_load(path, args) for path in args.model]
+    models = [loading.load(path, args) for path in args.model]
     ids, words = _ids(models, args)
     console.note(f"inspecting {', '.join(str(loaded.path) for loaded in models)}")
     if ids.shape[1] == 1 and not args.no_ablation:
@@ -107,15 +107,13 @@ def _can_draw() -> bool:
     return True
 
 
-def _check_text(text: str | None) -> None:
+def _check_text(args: argparse.Namespace) -> None:
+    if args.text is not None and args.data is not None:
+        raise invalid("--data", str(args.data), "it without --text")
     try:
-        (text or "").encode()
+        (args.text or "").encode()
     except UnicodeEncodeError as error:
-        raise invalid("--text", text, "text in UTF-8") from error
-
-
-def _load(path: Path, args: argparse.Namespace) -> Loaded:
-    return loading.load(path, tokenizer=args.tokenizer, device=args.device)
+        raise invalid("--text", args.text, "text in UTF-8") from error
 
 
 def _ids(models: Sequence[Loaded], args: argparse.Namespace) -> tuple[Tensor, list[str] | None]:

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depth_memory.cli import arguments, console
-from depth_memory.errors import UserError
+from depth_memory.errors import UserError, within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from depth_memory.data import TokenData
     from depth_memory.loading import Loaded
+
+
+OPTIONS = {"device": "--device", "dtype": "--dtype"}
+"""What loading calls a field -> where it comes from."""
 
 
 def add_model(parser: argparse.ArgumentParser, **options: Any) -> None:
@@ -29,18 +33,26 @@ def add_model(parser: argparse.ArgumentParser, **options: Any) -> None:
     arguments.add_device(parser)
 
 
-def load(path: Path, *, tokenizer: Path | None = None, device: str = "auto") -> Loaded:
-    """Load a model as `depth_memory.loading.load` does, and show what there is to know of it."""
+def load(path: Path, args: argparse.Namespace) -> Loaded:
+    """Load a model as the arguments of `add_model` say, and show what there is to know of it."""
     from depth_memory import loading
 
-    return loading.load(path, tokenizer=tokenizer, device=device, note=console.note)
+    options = {"tokenizer": args.tokenizer, "device": args.device}
+    with arguments.as_options(OPTIONS):
+        return loading.load(path, **options, dtype=_dtype(args), note=console.note)
 
 
-def load_any(folder: Path, *, device: str, dtype: str) -> PreTrainedModel:
+def load_any(folder: Path, args: argparse.Namespace) -> PreTrainedModel:
     """Load a model of any architecture; see `depth_memory.loading.load_any`."""
     from depth_memory import loading
 
-    return loading.load_any(folder, device=device, dtype=dtype)
+    with arguments.as_options(OPTIONS):
+        return loading.load_any(folder, device=args.device, dtype=_dtype(args))
+
+
+def _dtype(args: argparse.Namespace) -> str:
+    """That of the command, if it lets one choose."""
+    return getattr(args, "dtype", "auto")
 
 
 def locate(path: Path) -> Path:
@@ -73,7 +85,8 @@ def open_split(loaded: Loaded, directory: Path | None, split: str) -> TokenData:
     if directory is None:
         directory = data.ensure_default(default_directory())
     opened = data.open_split(directory, split)
-    opened.check_vocabulary(loaded.model.config.vocab_size)
+    with within(loaded.path):
+        opened.check_vocabulary(loaded.model.config.vocab_size)
     if loaded.tokenizer is not None:
         opened.check_tokenizer(loaded.tokenizer)
     opened.verify()

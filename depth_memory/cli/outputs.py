@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from depth_memory.errors import UserError, invalid
+from depth_memory.errors import UserError, invalid, within
 from depth_memory.files import destination, reason
 
 
@@ -20,14 +20,13 @@ def check_file(option: str, path: Path) -> None:
     Raises:
         UserError: It cannot be written, or is no regular file.
     """
-    try:
-        parent = next(parent for parent in destination(path).parents if parent.exists())
-        with tempfile.TemporaryFile(dir=parent):
-            pass
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from error
-    except OSError as error:
-        raise UserError(f"{option}: cannot write {path}: {reason(error)}") from error
+    with within(option):
+        try:
+            parent = next(parent for parent in destination(path).parents if parent.exists())
+            with tempfile.TemporaryFile(dir=parent):
+                pass
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {reason(error)}") from error
 
 
 def check_directory(option: str, path: Path, names: Sequence[str]) -> None:

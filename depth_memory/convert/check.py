@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from depth_memory.errors import UserError
-from depth_memory.files import reason
+from depth_memory.files import explained
 
 ROWS, LENGTH = 2, 32
 SHARE = 0.8
@@ -87,7 +87,7 @@ def logits(kind: Any, folder: Path, dtype: torch.dtype) -> Tensor:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
+    with explained(folder):
         model, report = kind.from_pretrained(
             folder,
             dtype=dtype,
@@ -95,9 +95,6 @@ def logits(kind: Any, folder: Path, dtype: torch.dtype) -> Tensor:
             use_safetensors=True,
             output_loading_info=True,
         )
-    # what transformers raises for files that do not belong together
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {reason(error)}") from error
     if report["missing_keys"]:
         raise UserError(f"{folder}: weights are missing: {sorted(report['missing_keys'])[0]}")
     config = model.config

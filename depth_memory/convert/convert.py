@@ -18,7 +18,7 @@ from depth_memory.convert import plan
 from depth_memory.convert.check import Comparison, compare, fits
 from depth_memory.convert.source import COMPANIONS, Source, open_source
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import staged_directory, sync
+from depth_memory.files import explained, staged_directory, sync
 from depth_memory.models.config import DepthConfig
 from depth_memory.models.families import FAMILIES
 from depth_memory.models.registry import class_for, config_for
@@ -155,7 +155,7 @@ class _Work:
         self.source, self.kind, self.obstacle = source, kind, obstacle
         chosen = None if dtype is None else DTYPES[dtype]
         self.dtype = chosen or _dtype_of(source)
-        with torch.device("meta"), no_init_weights():
+        with explained(source.folder / "config.json"), torch.device("meta"), no_init_weights():
             self.model = kind(config)
         fresh = plan.Fresh(self.model, self.dtype, seed=seed, preserve=obstacle is None)
         self.parts = plan.parts(self.model, source, fresh, chosen)

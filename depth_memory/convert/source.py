@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from depth_memory import weights
 from depth_memory.errors import UserError, choose, invalid
-from depth_memory.files import read_json, reason
+from depth_memory.files import explained, read_json, reason
 from depth_memory.models.config import DepthConfig
 from depth_memory.models.families import FAMILIES, PREFIX
 from depth_memory.models.registry import config_for
@@ -99,10 +99,9 @@ def read_config(folder: Path) -> tuple[str, PreTrainedConfig]:
     family = model_type.removeprefix(PREFIX)
     plain: Any = FAMILIES[family].causal_lm.config_class
     kind = config_for(family) if model_type.startswith(PREFIX) else plain
-    try:
-        return family, kind.from_pretrained(folder)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    # what transformers raises for fields that do not fit one another
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
+    with explained(path, "cannot be read"):
+        config = kind.from_pretrained(folder)
+        limit = config.max_position_embeddings
+        if limit < 1:
+            raise invalid("max_position_embeddings", limit, "at least 1")
+    return family, config

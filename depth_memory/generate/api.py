@@ -119,7 +119,7 @@ def _encoded(loaded: Loaded, given: str | Prompts) -> list[list[int]]:
     texts: Any = [given] if isinstance(given, str) else given
     if all(isinstance(text, str) for text in texts):
         return prompts.encode(loaded, texts)
-    return [list(ids) for ids in texts]
+    return prompts.check_ids(texts, loaded.model.config.vocab_size)
 
 
 def _run(

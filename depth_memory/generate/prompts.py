@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from depth_memory.errors import UserError, invalid
 from depth_memory.files import reason
@@ -120,10 +121,50 @@ def ends(loaded: Loaded) -> frozenset[int]:
     """The tokens that end a text: that of the tokenizer, and those of `generation_config.json`.
 
     A model that was tuned for conversation says there what ends a turn.
+
+    Raises:
+        UserError: There is no tokenizer, or something there is no id.
     """
-    ids = loaded.model.generation_config.eos_token_id
-    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    given = loaded.model.generation_config.eos_token_id
+    ids = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(type(i) is int for i in ids):
+        field = f"{loaded.path / 'generation_config.json'}: eos_token_id"
+        raise invalid(field, given, "the id of a token, or a list of ids")
     return frozenset((loaded.need_tokenizer().end_id, *ids))
+
+
+def check_ids(prompts: Sequence[Sequence[int]], entries: int) -> list[list[int]]:
+    """Refuse token ids that a model does not know, such as those of another tokenizer.
+
+    Args:
+        prompts: Token ids of each.
+        entries: Of the model's vocabulary.
+
+    Returns:
+        The same, as lists.
+
+    Raises:
+        UserError: Names the prompt, if there are several, and the first that is no id; or there is
+            none at all, as of a chat template that writes nothing.
+    """
+    found = []
+    for i, prompt in enumerate(prompts, start=1):
+        field = f"prompt{_number(i, prompts)}: tokens"
+        try:
+            ids = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise invalid(field, prompt, "whole numbers; or a text, as all others") from error
+        if not ids:
+            raise invalid(field, 0, "at least 1")
+        wrong = [token for token in ids if not 0 <= token < entries]
+        if wrong:
+            raise invalid(field, wrong[0], f"0 to the model's {entries - 1}")
+        found.append(ids)
+    return found
+
+
+def _number(i: int, prompts: Sequence[Any]) -> str:
+    return "" if len(prompts) == 1 else f" {i}"
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, limit: int) -> None:
@@ -138,7 +179,7 @@ def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, limit: int) -> 
         UserError: Names the prompt, if there are several, and the numbers.
     """
     for i, ids in enumerate(prompts, start=1):
-        number = "" if len(prompts) == 1 else f" {i}"
+        number = _number(i, prompts)
         if len(ids) >= limit:
             allowed = f"at most {limit - 1}: the position limit less 1"
             raise invalid(f"prompt{number}: tokens", len(ids), allowed)

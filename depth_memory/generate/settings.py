@@ -56,6 +56,8 @@ class Settings:
             raise invalid("temperature", self.temperature, f"0, or {TEMPERATURES}")
         if self.samples > 1 and self.greedy:
             raise invalid("samples", self.samples, "1 where the most probable token is taken")
+        if not isinstance(self.stop, tuple | list):
+            raise invalid("stop", self.stop, "a tuple of texts")
         if "" in self.stop:
             raise invalid("stop", "", "a text that is not empty")
         choose("cache", self.cache, CACHES)

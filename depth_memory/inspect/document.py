@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from depth_memory import streams
-from depth_memory.errors import UserError
+from depth_memory.errors import within
 from depth_memory.inspect import ablations, measures, replay, retrieval
 from depth_memory.inspect import probe as probing
 from depth_memory.inspect.retrieval import RetrievalMap
@@ -42,10 +42,8 @@ def describe(
     words = [f"[{i}]" for i in input_ids[0].tolist()] if words is None else list(words)
     entries = []
     for name, model in models:
-        try:
+        with within(name):
             entries.append(_entry(name, model, input_ids, kept, ablate, on_progress))
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from error
     text = {"rows": input_ids.shape[0], "length": input_ids.shape[1], "words": words, "kept": kept}
     return {"format": FORMAT, "title": title, "text": text, "models": entries}
 

@@ -40,7 +40,7 @@ def report(
     Args:
         models: Name and causal language model of this package, for each.
         input_ids: Token ids [batch, length].
-        out: Directory; made if it is missing. Other files in it stay.
+        out: Directory; made if it is missing. What is no report's stays.
         title: Heading.
         words: The text of each token of the first row; by default the ids.
         kept: Of how many tokens of the first row the weights are shown one by one; fewer where
@@ -53,7 +53,7 @@ def report(
     Returns:
         What `inspect.json` holds, and the files: `report.html`, `inspect.json`, `retrieval.png`,
         `statistics.png` and, where a read can be switched off, `ablation.png`. They appear when all
-        of them are whole.
+        of them are whole; one of these that an older report left and this one lacks is removed.
 
     Raises:
         UserError: A model has no stream, there are no tokens, a number is not finite (which names
@@ -92,6 +92,8 @@ def _write(
         for name, draw in drawn.items():
             with naming(out / name):
                 draw(document, partial[name])
+    for stale in {out / name for name in NAMES} - set(paths):
+        stale.unlink(missing_ok=True)
     return paths
 
 

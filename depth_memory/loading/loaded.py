@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from depth_memory.loading import places, saved
 from depth_memory.models import DepthForCausalLM
 from depth_memory.train import Run
 from depth_memory.train.parallel import choose_device
+
+M = TypeVar("M", bound=PreTrainedModel)
 
 PLAIN = ("llama", "qwen3")
 DEVICES = ("auto", "cpu", "cuda")
@@ -70,6 +73,7 @@ def load(
     *,
     tokenizer: Path | None = None,
     device: str = "auto",
+    dtype: str = "auto",
     note: places.Note = places.silent,
 ) -> Loaded:
     """Load a model. One of plain transformers gets the ordinary residual as its stream.
@@ -78,17 +82,22 @@ def load(
         path: Of a run, a checkpoint or a saved model.
         tokenizer: A `tokenizer.json`; by default the one beside the weights.
         device: `auto`, `cpu` or `cuda`.
+        dtype: Of the weights, one of `DTYPES`.
         note: Is told which step of an unfinished run that is, and of damaged checkpoints.
 
     Raises:
-        UserError: Nothing of the kind is there, it is damaged, or the tokenizer does not fit.
+        UserError: Nothing of the kind is there, it is damaged, the tokenizer does not fit, or there
+            is no such device or dtype.
     """
-    target = choose_device(choose("--device", device, DEVICES))
-    return places.use_newest(Path(path), lambda folder: _load(folder, tokenizer, target), note)
+    target = choose_device(choose("device", device, DEVICES))
+    choose("dtype", dtype, DTYPES)
+    return places.use_newest(
+        Path(path), lambda folder: _load(folder, tokenizer, target, dtype), note
+    )
 
 
-def _load(folder: Path, tokenizer: Path | None, device: torch.device) -> Loaded:
-    model = _model(folder).to(device).eval()
+def _load(folder: Path, tokenizer: Path | None, device: torch.device, dtype: str) -> Loaded:
+    model = _cast(_model(folder), dtype).to(device).eval()
     source = tokenizer or (folder if (folder / "tokenizer.json").exists() else None)
     found = None if source is None else load_core_tokenizer(source)
     if found is not None and found.vocab_size > model.config.vocab_size:
@@ -119,11 +128,11 @@ def load_any(folder: Path, *, device: str = "auto", dtype: str = "auto") -> PreT
     Raises:
         UserError: The model is damaged or incomplete, or there is no such device or dtype.
     """
-    target = choose_device(choose("--device", device, DEVICES))
+    target = choose_device(choose("device", device, DEVICES))
+    choose("dtype", dtype, DTYPES)
     with places.held(folder):
         return _cast(saved.read(folder), dtype).to(target).eval()
 
 
-def _cast(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    choose("--dtype", dtype, DTYPES)
+def _cast(model: M, dtype: str) -> M:
     return model if dtype == "auto" else model.to(getattr(torch, dtype))

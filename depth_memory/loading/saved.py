@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from depth_memory.errors import UserError, choose
-from depth_memory.files import reason
+from depth_memory.files import explained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,11 +29,11 @@ def read(folder: Path, known: Sequence[str] | None = None) -> PreTrainedModel:
     logging.disable_progress_bar()
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = _config(folder, known, options)
-    with _explained(folder / "generation_config.json") as path:
+    with explained(folder / "generation_config.json") as path:
         if path.exists():
             GenerationConfig.from_pretrained(folder)
     options |= {"config": config, "output_loading_info": True, "use_safetensors": True}
-    with _explained(folder):
+    with explained(folder):
         model, report = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
     for key, problem in (("missing_keys", "missing"), ("unexpected_keys", "not the model's")):
         names = sorted(report[key])
@@ -53,12 +52,12 @@ def _config(folder: Path, known: Sequence[str] | None, options: dict[str, Any]) 
     from depth_memory import weights
 
     path = folder / "config.json"
-    with _explained(path):
+    with explained(path):
         config = AutoConfig.from_pretrained(folder, **options)
     if known is not None:
         choose(f"{folder}: model_type", config.model_type, known)
     weights.check_there(folder)
-    with _explained(path), torch.device("meta"):
+    with explained(path), torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config)
     wanted, there = sum(p.numel() for p in outline.parameters()), weights.count(folder)
     # where some are missing, loading says which; quantised ones are packed, several to an element
@@ -66,19 +65,3 @@ def _config(folder: Path, known: Sequence[str] | None, options: dict[str, Any]) 
         problem = f"it asks for {wanted} parameters, and the weights have {there}"
         raise UserError(f"{path}: cannot be loaded: {problem}")
     return config
-
-
-@contextmanager
-def _explained(path: Path) -> Generator[Path]:
-    """Say in one line that `path` is of no use, whatever transformers raises over its content.
-
-    Raises:
-        UserError: Anything was raised.
-    """
-    try:
-        yield path
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except Exception as error:
-        problem = f"{error} is not known" if isinstance(error, KeyError) else reason(error)
-        raise UserError(f"{path}: cannot be loaded: {problem}") from error

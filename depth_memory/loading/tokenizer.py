@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from depth_memory import data
 from depth_memory.errors import UserError
-from depth_memory.files import reason
+from depth_memory.files import explained, reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TEMPLATE = "chat_template.jinja"
 ALLOWED = "a tokenizer with an end-of-text token (eos_token)"
 
 
@@ -48,4 +49,9 @@ def _of_file(path: Path) -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
     found = data.load_tokenizer(path)
-    return PreTrainedTokenizerFast(tokenizer_object=found.backend, eos_token=found.end)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=found.backend, eos_token=found.end)
+    template = path / TEMPLATE
+    if template.is_file():
+        with explained(template, "cannot be read"):
+            tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return tokenizer

@@ -20,7 +20,7 @@ COMMANDS: dict[str, list[str]] = {
     "evaluate": ["evaluate", "MODEL", "--data", "CORPUS"],
     "tasks": ["evaluate", "MODEL", "--tasks", "piqa", "--task-data", "TASKS"],
     "generate": ["generate", "MODEL", "--prompt", "the"],
-    "inspect": ["inspect", "MODEL", "--data", "CORPUS", "--out", "NEW"],
+    "inspect": ["inspect", "MODEL", "--text", "the old", "--out", "NEW"],
 }
 
 
@@ -135,8 +135,11 @@ def test_a_run_of_a_newer_version(command, place, run, tmp_path, name):
 LONG = "the old house " * 100
 TOO_LONG: dict[str, tuple[list[str], str]] = {
     "train": (["--length", "129"], "length: got 129; allowed: 1 to the position limit"),
-    "evaluate": (["--length", "129"], "--length: got 129; allowed: at most the model's position l"),
-    "tasks": (["--length", "129"], "length: got 129; allowed: 1 to "),
+    "evaluate": (
+        ["--length", "129"],
+        "--length: got 129; allowed: at most the position limit 128 ",
+    ),
+    "tasks": (["--length", "129"], "MODEL: --length: got 129; allowed: 1 to "),
     "generate": (["--prompt", LONG], "--prompt 2: tokens: got "),
     "inspect": (["--text", LONG], "--text: tokens: got "),
 }
@@ -147,6 +150,7 @@ def test_a_text_longer_than_the_context(command, place, tmp_path, name):
     options, message = TOO_LONG[name]
     done = command(*place(name), *options)
     assert (done.code, done.out) == (2, ""), done.err
+    message = message.replace("MODEL", str(tmp_path / "model"))
     assert done.lines[-1].startswith(f"error: {message}")
     assert not (tmp_path / "new").exists()
 

@@ -118,6 +118,34 @@ def test_weights_can_be_cast(command, run, task_data):
     argv = ["evaluate", run, "--tasks", "piqa", "--task-data", task_data, "--json"]
     (result,) = json.loads(command(*argv, "--dtype", "bfloat16").out)
     assert result["dtype"] == "bfloat16"
+    plain = ["evaluate", run, "--windows", 2, "--json"]
+    (loss,), (cast,) = (json.loads(command(*plain, *o).out) for o in ([], ["--dtype", "bfloat16"]))
+    assert (loss["dtype"], cast["dtype"]) == ("float32", "bfloat16")
+    assert loss["loss"] != cast["loss"] == pytest.approx(loss["loss"], rel=1e-2)
+    among = [*plain, "--tasks", "validation", "--dtype", "bfloat16"]
+    (result,) = json.loads(command(*among).out)
+    assert scores(result, "validation")["loss"] == cast["loss"]
+
+
+WITHOUT_EFFECT = {
+    "limit": (["--limit", "2"], "--limit: got '2'; allowed: it with benchmarks in --tasks"),
+    "batch": (
+        ["--tasks", "validation", "--batch", "2"],
+        "--batch: got '2'; allowed: it with benchmarks in --tasks",
+    ),
+    "task data": (["--task-data", "a"], "--task-data: got 'a'; allowed: it with benchmarks in"),
+    "windows": (
+        ["--tasks", "piqa", "--windows", "2"],
+        "--windows: got '2'; allowed: it with validation in --tasks",
+    ),
+    "data": (["--tasks", "piqa", "--data", "a"], "--data: got 'a'; allowed: it with validation in"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_EFFECT)
+def test_an_option_that_would_change_nothing_is_refused(command, run, case):
+    argv, message = WITHOUT_EFFECT[case]
+    assert_refused(command("evaluate", run, *argv), message)
 
 
 def tasks_of(folder: Path, *names: str) -> list[object]:
@@ -129,7 +157,7 @@ def test_mistakes_are_told_before_anything_is_computed(command, run, task_data, 
     assert_refused(unknown, "--tasks: got 'chess'; allowed: validation, all, wikitext, lambada, ")
     assert_refused(command("evaluate", run, "--tasks", ","), "--tasks: got ','; allowed: validatio")
     missing = command("evaluate", run, *tasks_of(tmp_path / "nowhere", "piqa"))
-    assert_refused(missing, f"task data: got '{tmp_path / 'nowhere'}'; allowed: a directory")
+    assert_refused(missing, f"--task-data: got '{tmp_path / 'nowhere'}'; allowed: a directory")
     both = command("evaluate", run, tmp_path, *tasks_of(task_data, "piqa"))
     assert_refused(both, f"model: got '{tmp_path}'; allowed: a directory of a run")
     folder = command("evaluate", run, "--out", tmp_path, *tasks_of(task_data, "piqa"))
@@ -144,6 +172,7 @@ def test_mistakes_are_told_before_anything_is_computed(command, run, task_data, 
     for option, value, allowed in (
         ("--limit", 0, "a whole number, at least 1, at most "),
         ("--batch", "auto", "a whole number, at least 1, at most "),
+        ("--dtype", "int8", "auto, bfloat16, float16, float32"),
     ):
         done = command("evaluate", run, option, value, *tasks_of(task_data, "piqa"))
         assert_refused(done, f"{option}: got '{value}'; allowed: {allowed}")
@@ -157,15 +186,17 @@ def refused_after_the_data(done, message):
 
 def test_what_does_not_fit_the_model(command, run, task_data, tmp_path):
     argv = ["evaluate", run, *tasks_of(task_data, "piqa")]
-    refused_after_the_data(command(*argv, "--length", 9999), "length: got 9999; allowed: 1 to ")
-    refused_after_the_data(command(*argv, "--dtype", "int8"), "--dtype: got 'int8'; allowed: auto")
+    long = command(*argv, "--length", 9999)
+    refused_after_the_data(long, f"{run}: --length: got 9999; allowed: 1 to the model's position ")
     bigger = data.train_tokenizer(["any text will do " * 9, "abcdefghij klmnop " * 9], 310)
     large = json.loads(bigger.json)
     vocabulary = large["model"]["vocab"]
     vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), 400)}
     (tmp_path / "tokenizer.json").write_text(json.dumps(large))
     done = command(*argv, "--tokenizer", tmp_path / "tokenizer.json")
-    refused_after_the_data(done, "tokenizer: largest id: got 399; allowed: below the model's ")
+    refused_after_the_data(
+        done, f"{run}: tokenizer: largest id: got 399; allowed: below the model's "
+    )
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -195,7 +226,7 @@ def test_a_model_without_a_tokenizer(command, run, task_data, tmp_path):
 def test_without_the_harness_the_extra_is_named(command, run, task_data, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     done = command("evaluate", run, *tasks_of(task_data, "piqa"))
-    assert_refused(done, "tasks: got 'no lm_eval")
+    assert_refused(done, "--tasks: got 'no lm_eval")
     assert done.lines[-1].endswith("allowed: it after pip install 'depth-memory[eval]'")
     assert command("evaluate", run, "--windows", 1, "--tasks", "validation").code == 0
 

@@ -151,7 +151,7 @@ WRONG = {
     ),
     "unknown dtype": (
         ["convert", "PLAIN", "--out", "OUT", "--stream", "ldm", "--dtype", "int4"],
-        "dtype: got 'int4'; allowed: bfloat16, float16, float32",
+        "--dtype: got 'int4'; allowed: bfloat16, float16, float32",
     ),
     "no source": (["convert", "nowhere", "--out", "OUT", "--stream", "ldm"], "source: got 'now"),
     "a corpus": (["convert", "CORPUS", "--out", "OUT", "--stream", "ldm"], "model: got "),
@@ -165,7 +165,7 @@ WRONG = {
     ),
     "out is there": (
         ["convert", "PLAIN", "--out", "GRAFTED", "--stream", "ldm"],
-        "out: got 'GRAFTED'; allowed: a new directory",
+        "--out: got 'GRAFTED'; allowed: a new directory",
     ),
     "from nowhere": (["train", "--from", "nowhere", "debug"], "model: got 'nowhere'; allowed: a d"),
     "from plain": (

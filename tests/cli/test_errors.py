@@ -149,11 +149,14 @@ def test_wrong_arguments(command, tmp_path, case):
 WRONG_USE = {
     "window above the limit": (
         ["evaluate", "RUN", "--length", "129"],
-        "--length: got 129; allowed: at most the model's position limit 128",
+        "--length: got 129; allowed: at most the position limit 128 of RUN",
     ),
     "unknown split": (["evaluate", "RUN", "--split", "test"], "--split: got 'test'; allowed: t"),
     "unknown device": (["evaluate", "RUN", "--device", "tpu"], "--device: got 'tpu'; allowed: "),
-    "data of another tokenizer": (["evaluate", "RUN", "--data", "OTHER"], "vocab_size: got 300"),
+    "data of another tokenizer": (
+        ["evaluate", "RUN", "--data", "OTHER"],
+        "RUN/model: vocab_size: got 300; allowed: at least the data's",
+    ),
     "tokenizer of another size": (
         ["generate", "RUN", "--tokenizer", "OTHER"],
         "--tokenizer: entries: got 307; allowed: at most the model's 300",
@@ -222,6 +225,7 @@ def test_wrong_use_changes_nothing(command, corpus, other_corpus, run, case):
     places = {"CORPUS": corpus, "OTHER": other_corpus, "RUN": run}
     for name, place in places.items():
         argv = [argument.replace(name, str(place)) for argument in argv]
+        message = message.replace(name, str(place))
     before = contents(run), contents(corpus)
     assert_refused(command(*argv), message)
     assert (contents(run), contents(corpus)) == before
@@ -232,7 +236,7 @@ def test_no_gpu(command, run, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = command("evaluate", run, "--device", "cuda")
-    assert_refused(done, "device: got 'cuda'; allowed: auto or cpu")
+    assert_refused(done, "--device: got 'cuda'; allowed: auto or cpu")
 
 
 def test_a_tokenizer_of_the_same_size_that_did_not_make_the_data(command, corpus, run, tmp_path):

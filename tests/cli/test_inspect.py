@@ -115,6 +115,11 @@ def test_a_text_that_cannot_be_read_is_one_line(command, run, tmp_path, text, me
     assert list(tmp_path.iterdir()) == []
 
 
+def test_data_beside_a_text_is_refused(command, run, corpus, tmp_path):
+    argv = ["inspect", run, "--out", tmp_path / "new", "--text", TEXT, "--data", corpus]
+    assert_refused(command(*argv), f"--data: got '{corpus}'; allowed: it without --text")
+
+
 def test_a_number_that_is_not_finite_is_named(command, run, tmp_path):
     broken = shutil.copytree(run / "model", tmp_path / "broken")
     (broken / "weights.json").unlink()

@@ -61,6 +61,18 @@ BROKEN = {
         lambda d: configured(d, num_attention_heads=5, head_dim=None),
         "config.json: cannot be read: ",
     ),
+    "an unknown activation": (
+        lambda d: configured(d, hidden_act="fly"),
+        "config.json: cannot be loaded: 'fly' is not known",
+    ),
+    "an unknown rotation": (
+        lambda d: configured(d, rope_parameters={"rope_type": "fly"}),
+        "config.json: cannot be loaded: 'fly' is not known",
+    ),
+    "no positions": (
+        lambda d: configured(d, max_position_embeddings=0),
+        "config.json: max_position_embeddings: got 0; allowed: at least 1",
+    ),
     "a stream of a newer version": (
         lambda d: configured(d, model_type="depth_llama", stream={"name": "preln", "fly": 1}),
         "config.json: stream.fly: got 1; allowed: a field of preln: none",

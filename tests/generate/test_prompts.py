@@ -69,6 +69,20 @@ def test_a_template_that_refuses(talking):
     assert refused(talking).startswith("chat: the template fails: ")
 
 
+def test_a_template_that_writes_nothing(talking):
+    (talking.path / "chat_template.jinja").write_text("{% for m in messages %}{% endfor %}")
+    with pytest.raises(UserError, match=r"^prompt: tokens: got 0; allowed: at least 1$"):
+        generate(talking, chat(talking, ["a"]))
+
+
+def test_a_template_beside_a_tokenizer_alone(talking):
+    expected = chat(talking, ["a"], system="be old")
+    (talking.path / "tokenizer_config.json").unlink()
+    assert chat(talking, ["a"], system="be old") == expected
+    (talking.path / "chat_template.jinja").write_text("{{ messages[0].content }}<|endoftext|>")
+    assert chat(talking, ["a"])[0][-1] == talking.tokenizer.end_id
+
+
 def test_without_jinja(talking, monkeypatch):
     from transformers import PreTrainedTokenizerFast
 
@@ -84,6 +98,36 @@ def test_ends_of_the_tokenizer_and_of_the_configuration(make, given, expected):
     loaded = make()
     loaded.model.generation_config.eos_token_id = given
     assert ends(loaded) == expected
+
+
+@pytest.mark.parametrize("given", ["<end>", [[7]], {"a": 1}, [7, 1.5]])
+def test_an_end_that_is_no_id(make, given):
+    loaded = make()
+    loaded.model.generation_config.eos_token_id = given
+    with pytest.raises(UserError) as error:
+        generate(loaded, "a", tokens=1)
+    allowed = "the id of a token, or a list of ids"
+    field = f"{loaded.path / 'generation_config.json'}: eos_token_id"
+    assert str(error.value) == f"{field}: got {given!r}; allowed: {allowed}"
+
+
+NO_IDS = {
+    "none": ([[]], "prompt: tokens: got 0; allowed: at least 1"),
+    "none of several": ([[1], []], "prompt 2: tokens: got 0; allowed: at least 1"),
+    "of another tokenizer": ([[1], [2, 270]], "prompt 2: tokens: got 270; allowed: 0 to the mod"),
+    "negative": ([[-1]], "prompt: tokens: got -1; allowed: 0 to the model's 269"),
+    "no number": ([[1.5]], "prompt: tokens: got [1.5]; allowed: whole numbers; or a text"),
+    "of no prompt": ([1, 2], "prompt 1: tokens: got 1; allowed: whole numbers; or a text"),
+    "text among ids": ([[1], "a"], "prompt 2: tokens: got 'a'; allowed: whole numbers; or a text"),
+}
+
+
+@pytest.mark.parametrize("case", NO_IDS)
+def test_what_is_no_id_of_the_model(make, case):
+    given, message = NO_IDS[case]
+    with pytest.raises(UserError) as error:
+        generate(make(), given, tokens=1)
+    assert str(error.value).startswith(message)
 
 
 def test_an_empty_prompt_follows_an_end_of_text(make):

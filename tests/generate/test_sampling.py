@@ -103,6 +103,7 @@ MISTAKES = {
         "samples: got 2; allowed: 1 where the most probable token is taken",
     ),
     "stop": ({"stop": ("a", "")}, "stop: got ''; allowed: a text that is not empty"),
+    "one stop": ({"stop": "ab"}, "stop: got 'ab'; allowed: a tuple of texts"),
     "cache": ({"cache": "paged"}, "cache: got 'paged'; allowed: auto, dynamic, static"),
     "batch": ({"batch": 0}, "batch: got 0; allowed: at least 1, at most 1000000"),
     "tokens": ({"tokens": 0}, "tokens: got 0; allowed: at least 1, at most 1000000"),

@@ -130,6 +130,10 @@ def test_report_writes_whole_files(tmp_path):
     assert len(entry["statistics"]) == len(entry["writes"]) == 7
     for name in ("retrieval.png", "statistics.png", "ablation.png"):
         assert (tmp_path / "out" / name).read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "out" / "notes").touch()
+    _, files = write(small({"name": "ldm"}), tmp_path / "out", ablate=False, pictures=False)
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"notes", "report.html", "inspect.json"} == {"notes", *(f.name for f in files)}
 
 
 def test_any_name_can_be_a_title(tmp_path):
@@ -185,6 +189,9 @@ def test_a_report_of_what_is_not_finite_names_the_place_and_writes_nothing(tmp_p
 
 def test_a_report_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
     model = small({"name": "ldm"})
+    # whatever draws: real pictures take most of the time
+    for name in ("draw_maps", "draw_statistics"):
+        monkeypatch.setattr(figure, name, lambda _, path: path.write_bytes(b"picture"))
     (tmp_path / "mine.txt").write_text("kept")
     _, files = write(model, tmp_path, "first", ablate=False)
     before = [path.read_bytes() for path in files]

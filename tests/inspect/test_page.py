@@ -14,7 +14,7 @@ NEEDED = "chromium and chromedriver: got none; allowed: apt-get install chromium
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars
 --disable-background-networking --disable-component-update --disable-sync --window-size=1300,1000"""
-WORDS = ["The", " old", "</script>", " <b>", "&amp;", "\n", "\u65e5", " house", " was", " quiet"]
+WORDS = ["The", " old", "</script>", " <b>", "&amp;", "\n\x1b", "\u65e5", "  ", " was", " quiet"]
 STREAMS = ({"name": "ldm", "groups": 2}, {"name": "attnres"}, {"name": "mhc"})
 
 
@@ -233,7 +233,16 @@ def test_curves_show_what_each_stream_has(page, written):
 
 
 def test_words_of_the_text_are_words_and_not_markup(page, written):
-    expected = ["The", " old", "</script>", " <b>", "&amp;", "\u23ce", "\u65e5", " house"]
+    expected = [
+        "The",
+        " old",
+        "</script>",
+        " <b>",
+        "&amp;",
+        "\u23ce\u241b",
+        "\u65e5",
+        "\u2423\u2423",
+    ]
     script = "return [...document.querySelectorAll('#tokens button')].map((b) => b.textContent)"
     assert page.execute_script(script) == expected
     assert one(page, "h1").text == page.title == "Three <streams>"

@@ -247,7 +247,9 @@ function placeCursor(map, m) {
 
 /* ---- tokens and choices ---- */
 
-const visible = (word) => word.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5") || "\u2205";
+// what has no shape of its own gets a sign: a newline, a tab, other controls, spaces alone, nothing at all
+const visible = (word) => word.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/[\0-\x1f]/g,
+  (c) => String.fromCharCode(0x2400 + c.charCodeAt(0))).replace(/^\s+$/, (s) => "\u2423".repeat(s.length)) || "\u2205";
 
 function buildTokens() {
   const { words, kept, rows, length } = report.text, place = byId("tokens");
@@ -516,8 +518,9 @@ function buildLosses(able) {
   built.querySelectorAll("tbody tr").forEach((tr, i) => { if (i === 0 || i === rows.length - 1) tr.className = "total"; });
   byId("losses").replaceWith(built);
   const notes = able.flatMap(([model, m]) => {
-    const by = Map.groupBy ? Map.groupBy(Object.entries(model.ablation.left_out), ([, why]) => why) : new Map();
-    const left = [...by].map(([why, reads]) => `${reads.length > 4 ? `${reads.length} reads` : reads.map(([r]) => r).join(", ")}: ${why}`);
+    const by = new Map();
+    for (const [read, why] of Object.entries(model.ablation.left_out)) by.set(why, [...(by.get(why) || []), read]);
+    const left = [...by].map(([why, reads]) => `${reads.length > 4 ? `${reads.length} reads` : reads.join(", ")}: ${why}`);
     const sees = one ? [] : [...new Set(model.ablation.rows.map((r) => r.instead))].map((words) => `a read switched off sees ${words}`);
     return [...sees, ...(left.length ? [`left out, ${left.join("; ")}`] : [])].map((text) => make("p", {}, `${label(m)}: ${text}.`));
   });
