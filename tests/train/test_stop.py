@@ -15,7 +15,7 @@ import pytest
 
 from depth_memory import presets
 from depth_memory.errors import Stopped
-from depth_memory.train import DataSpec, Run, train
+from depth_memory.train import DataSpec, Evaluation, Run, loop, step, train
 from depth_memory.train import checkpoint as checkpoints
 from depth_memory.train.progress import Progress
 from depth_memory.train.stop import listening
@@ -71,6 +71,22 @@ def test_asked_to_stop_a_run_saves_and_goes_on_to_the_bit(
     assert sessions(run.out) == [0, 4]
     assert weights(run.out) == weights(whole.out)
     assert curve(run.out) == curve(whole.out)
+
+
+def test_asked_in_an_evaluation_no_further_step_is_taken(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(session: step.Session) -> Evaluation:
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(session)
+
+    evaluate = loop._evaluate
+    monkeypatch.setattr(loop, "_evaluate", asked)
+    run = short(corpus, tmp_path / "run", save_every=0, eval_every=3)
+    with pytest.raises(Stopped):
+        train(run, show=False)
+    assert [path.name for path in checkpoints.listed(run.out / "checkpoints")] == ["step-00000003"]
+    assert curve(run.out)[-1][0] == 3
 
 
 @pytest.mark.parametrize("late", [1, 0])
