@@ -43,11 +43,11 @@ def load_any(folder: Path, *, device: str, dtype: str) -> PreTrainedModel:
     return loading.load_any(folder, device=device, dtype=dtype)
 
 
-def locate(path: Path) -> Path:
+def locate(path: Path, *, name: str = "model") -> Path:
     """The directory with the weights that `path` means, with what there is to know of it shown."""
     from depth_memory import loading
 
-    return loading.locate(path, console.note)
+    return loading.locate(path, console.note, name=name)
 
 
 def open_split(loaded: Loaded, directory: Path | None, split: str) -> TokenData:
