@@ -218,4 +218,4 @@ def _check_documents(splits: dict[str, Split], validation: float | int) -> None:
         raise UserError("sources: got no text; allowed: at least one document that is not empty")
     if train == 0 or (validation and held_out == 0):
         got = f"{train} training and {held_out} validation documents"
-        raise UserError(f"validation: {validation} gives {got}; pass another share or number, or 0")
+        raise UserError(f"validation: {validation} gives {got}; pass a number, another share, or 0")
