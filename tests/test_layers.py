@@ -32,7 +32,7 @@ BELOW = {
     "bench": {"errors", "files", "ops", "streams", "models", "train"},
     "presets": {"errors", "streams", "models", "data", "train"},
     "generate": {"errors", "files", "streams", "models", "data", "presets", "loading"},
-    "sweep": {"errors", "files", "models", "data", "train", "presets"},
+    "sweep": {"errors", "files", "models", "data", "loading", "train", "presets"},
     "cli": {
         "weights",
         "loading",

@@ -55,11 +55,11 @@ def _dtype(args: argparse.Namespace) -> str:
     return getattr(args, "dtype", "auto")
 
 
-def locate(path: Path) -> Path:
+def locate(path: Path, *, name: str = "model") -> Path:
     """The directory with the weights that `path` means, with what there is to know of it shown."""
     from depth_memory import loading
 
-    return loading.locate(path, console.note)
+    return loading.locate(path, console.note, name=name)
 
 
 def open_split(loaded: Loaded, directory: Path | None, split: str) -> TokenData:

@@ -140,10 +140,7 @@ def _report(args: argparse.Namespace, sweep: Sweep, names: list[str], outcome: O
         return 0
     over = len(results) - len(failed)
     what = "stopped" if outcome.signal is not None else f"failed: {', '.join(failed)}"
-    console.note(
-        f"{what}; {over} of {len(names)} runs are finished; "
-        f"go on with: depth-memory sweep {args.source} --out {sweep.out}"
-    )
+    console.note(f"{what}; {over} of {len(names)} runs are finished; go on with the same command")
     return FAILED if outcome.signal is None else 128 + outcome.signal
 
 

@@ -114,7 +114,7 @@ def _continued(start: Run, args: argparse.Namespace) -> Run:
     from depth_memory import train
     from depth_memory.cli import loading
 
-    run = train.continued(start, loading.locate(args.source))
+    run = train.continued(start, loading.locate(args.source, name="--from"))
     name = run.model.stream.name
     if args.stream not in (None, name):
         raise invalid("--stream", args.stream, f"{name}, as in {run.origin}, or convert to another")

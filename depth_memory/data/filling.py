@@ -19,7 +19,7 @@ from depth_memory.data.manifest import (
     token_dtype,
     write_manifest,
 )
-from depth_memory.data.shards import NOTHING, SplitWriter
+from depth_memory.data.shards import NOTHING, SplitWriter, open_shard
 from depth_memory.data.sources import START, SourceFile, read_documents
 from depth_memory.data.splits import SPLITS, TRAIN, VALIDATION, threshold_of
 from depth_memory.data.staging import DOWNLOADS, TAILS, State, Tail, tail_name
@@ -124,10 +124,13 @@ def _writer(place: Path, name: str, job: Job, state: State) -> SplitWriter:
     dtype = token_dtype(job.tokenizer.vocab_size)
     path = place / TAILS / tail_name(name, len(done.shards))
     kept = path.read_bytes()[: tail.tokens * dtype.itemsize] if path.is_file() else b""
-    missing = [shard.file for shard in done.shards if not (place / CORPUS / shard.file).is_file()]
-    if missing or hashlib.sha256(kept).hexdigest() != tail.sha256:
-        what = place / CORPUS / missing[0] if missing else path
-        raise UserError(f"{what}: missing or altered; begin again with --restart")
+    try:
+        for shard in done.shards:
+            open_shard(place / CORPUS, shard, dtype)
+        if hashlib.sha256(kept).hexdigest() != tail.sha256:
+            raise UserError(f"{path}: missing or altered")
+    except UserError as error:
+        raise UserError(f"{error}; begin again with --restart") from error
     size = job.recipe.shard_tokens
     return SplitWriter(place / CORPUS, name, dtype, size, done=done, tail=kept)
 
@@ -215,4 +218,4 @@ def _check_documents(splits: dict[str, Split], validation: float | int) -> None:
         raise UserError("sources: got no text; allowed: at least one document that is not empty")
     if train == 0 or (validation and held_out == 0):
         got = f"{train} training and {held_out} validation documents"
-        raise UserError(f"validation: {validation} gives {got}; pass a number of documents")
+        raise UserError(f"validation: {validation} gives {got}; pass a number, another share, or 0")

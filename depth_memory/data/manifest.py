@@ -95,8 +95,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def place_of(target: Path) -> Path:
-    """The folder in which the corpus `target` is made, see `staging`."""
-    target = Path(os.path.abspath(target))
+    """The folder in which the corpus `target` is made, see `staging`; beside what a link means."""
+    target = Path(os.path.realpath(target))
     return target.with_name(f".{target.name}.preparing")
 
 

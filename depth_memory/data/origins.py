@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from depth_memory.data.manifest import Recipe, Source
@@ -34,12 +35,10 @@ def fingerprints(
         if file.remote is not None:
             size, sha256 = file.remote.bytes, file.remote.sha256
             return Source(name=file.name, bytes=size, sha256=sha256), 0
-        try:
+        with _readable(file.path):
             size, time = _stamp(file.path)
             source = before.get((file.name, size, time))
             source = source or Source(name=file.name, bytes=size, sha256=sha256_of(file.path))
-        except OSError as error:
-            raise UserError(f"{file.path}: cannot be read: {reason(error)}") from error
         return source, time
 
     with ThreadPoolExecutor(workers) as pool:
@@ -53,11 +52,12 @@ def check_unchanged(
     """Hold local files to the size and time that they had before they were read.
 
     Raises:
-        UserError: One has changed meanwhile.
+        UserError: One has changed meanwhile, or is gone.
     """
     for file, source, time in zip(files, sources, times, strict=True):
-        if file.remote is None and _stamp(file.path) != (source.bytes, time):
-            raise UserError(f"{file.path}: changed while it was read; give the command again")
+        with _readable(file.path):
+            if file.remote is None and _stamp(file.path) != (source.bytes, time):
+                raise UserError(f"{file.path}: changed while it was read; allowed: one that stays")
 
 
 def difference(recipe: Recipe, other: Recipe) -> str | None:
@@ -69,6 +69,14 @@ def difference(recipe: Recipe, other: Recipe) -> str | None:
     changed &= {s.name for s in set(recipe.sources) ^ set(other.sources)}
     suffix = f" ({min(changed)} has changed)" if changed else ""
     return ", ".join(names) + suffix
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -129,6 +129,8 @@ def _made(
     """What is at `target`, if need be after filling it."""
     if _is_taken(target):
         return _reuse(target, job(None).recipe)
+    if target.is_mount():  # which nothing can be moved to, in the end
+        raise invalid("out", str(target), "a folder that is no mount point, as one inside it")
     wait = f"waiting for another process, which prepares {target}"
     try:
         with staging.held(target, lambda: on_note(wait)) as place:
@@ -166,7 +168,8 @@ def _finished(
     except (UserError, OSError) as error:
         if not (place / staging.STATE_FILE).exists():
             raise
-        text = str(error) if isinstance(error, UserError) else f"out: {reason(error)}"
+        told = isinstance(error, UserError)
+        text = str(error) if told else f"out: cannot write {target}: {reason(error)}"
         hint = f"what is finished stays in {place} for the same command"
         raise UserError(f"{text}; {hint}") from error
     return manifest

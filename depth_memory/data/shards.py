@@ -11,7 +11,7 @@ import numpy as np
 
 from depth_memory.data.manifest import Shard, Split
 from depth_memory.errors import UserError, invalid
-from depth_memory.files import naming, reason, write_durably
+from depth_memory.files import naming, reason, sync, write_durably
 
 NOTHING = Split(documents=0, tokens=0, bytes=0, shards=())
 
@@ -97,6 +97,7 @@ class SplitWriter:
             file.write(new.data)
             file.flush()
             os.fsync(file.fileno())
+        sync(path.parent)
         self._kept = self._filled
         return self._digest.hexdigest()
 
@@ -119,7 +120,9 @@ class SplitWriter:
         file = f"{self._split}/{len(self._shards):05d}.npy"
         tokens = np.concatenate(self._pending)
         (self._directory / self._split).mkdir(exist_ok=True)
-        sha256 = write_durably(self._directory / file, [_header(tokens), tokens.data])
+        path = self._directory / file
+        sha256 = write_durably(path, [_header(tokens), tokens.data])
+        sync(path.parent)  # what is noted next speaks of it
         self._shards.append(Shard(file=file, tokens=len(tokens), sha256=sha256))
         self._pending, self._filled = [np.empty(0, self._dtype)], 0
         self._kept, self._digest = 0, hashlib.sha256()
@@ -135,7 +138,7 @@ def open_shard(directory: Path, shard: Shard, dtype: np.dtype) -> np.ndarray:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: missing shard; prepare the data again") from error
+        raise UserError(f"{path}: missing shard") from error
     except (OSError, ValueError, EOFError, SyntaxError) as error:
         raise UserError(f"{path}: truncated or damaged shard: {reason(error)}") from error
     if tokens.dtype != dtype or tokens.shape != (shard.tokens,):

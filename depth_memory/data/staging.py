@@ -164,6 +164,7 @@ def finish(place: Path, target: Path) -> None:
     corpus = place / CORPUS
     for folder in (*(path for path in corpus.rglob("*") if path.is_dir()), corpus):
         sync(folder)
+    target = Path(os.path.realpath(target))  # a link stays one
     # refuses to replace a target that has content
     corpus.rename(target)
     sync(target.parent)

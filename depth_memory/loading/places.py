@@ -54,7 +54,7 @@ def use_newest(path: Path, use: Callable[[Path], T], note: Note, tries: int = 3)
     return use_newest(path, use, note, tries - 1)
 
 
-def locate(path: Path, note: Note = silent) -> Path:
+def locate(path: Path, note: Note = silent, *, name: str = "model") -> Path:
     """The directory with the weights that `path` means.
 
     For a run that is its final model, or its newest usable checkpoint where that is newer.
@@ -62,30 +62,31 @@ def locate(path: Path, note: Note = silent) -> Path:
     Args:
         path: Of a run, a checkpoint or a saved model.
         note: Is told which step of an unfinished run that is, and of damaged checkpoints.
+        name: What the user calls the path, for errors.
 
     Raises:
         UserError: There are no weights, or they are damaged.
     """
     if (path / directory.RUN).exists():
-        return _of_run(path, note)
+        return _of_run(path, note, name)
     if (path / checkpoint.STATE).exists():
         problem, _ = checkpoint.examine(path)
         if problem is not None:
             raise UserError(f"{path}: damaged checkpoint: {problem}")
         return path
     if not (path / "config.json").exists():
-        raise invalid("model", str(path), KINDS)
+        raise invalid(name, str(path), KINDS)
     return path
 
 
-def _of_run(path: Path, note: Note) -> Path:
+def _of_run(path: Path, note: Note, name: str) -> Path:
     """The newer of a run's final model and its newest usable checkpoint; says if it goes on."""
     steps, final, root = load_run(path).steps, path / "model", path / "checkpoints"
     step = export.step_of(final) if final.exists() else None
     found, skipped = checkpoint.search(root, after=-1 if step is None else step)
     if found is None and not final.exists():
         checkpoint.newest(root)  # says what is wrong with those there are
-        raise invalid("model", str(path), "a run that has saved a checkpoint")
+        raise invalid(name, str(path), "a run that has saved a checkpoint")
     for text in skipped:
         note(f"skipped damaged checkpoint {text}")
     if found is not None:

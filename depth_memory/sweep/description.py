@@ -14,8 +14,8 @@
       "out": "sweeps/first"                        its directory, if not sweeps/NAME
     }
 
-A field is dotted as in `depth-memory train`; `preset`, and `stream` or `from` (the directory of a
-saved model to go on from), may be set like one and act first. An axis overrides `set`. The labels
+A field is dotted as in `depth-memory train`; `preset`, and `stream` or `from` (a saved model or a
+run to go on from), may be set like one and act first. An axis overrides `set`. The labels
 of its point name a run: `ldm-lr0.001-wide`.
 """
 
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from depth_memory import presets
 from depth_memory.errors import UserError, invalid
 from depth_memory.files import reason
+from depth_memory.loading import locate
 from depth_memory.train import Run, continued, serial
 
 KEYS = ("preset", "set", "axes", "out")
@@ -188,7 +189,7 @@ def _begun(run: Run, stream: Any, source: Any) -> Run:
         return run if stream is None else presets.with_stream(run, _text("stream", stream))
     if stream is not None:
         raise invalid("stream", stream, "nothing beside from, whose model has its own")
-    return continued(run, Path(_text("from", source)))
+    return continued(run, locate(Path(_text("from", source)), name="from"))
 
 
 def _refuse_overridden(settings: Mapping[str, Any], axes: Mapping[str, list[Value]]) -> None:

@@ -40,7 +40,8 @@ def open_corpus(run: Run, world: World) -> Corpus:
     """Open both splits, the embedded corpus where the run names no directory.
 
     Raises:
-        UserError: The data is missing, damaged, or too short for a row of the run.
+        UserError: The data is missing, damaged, too short for a row of the run, or without the
+            separators that its evaluation needs.
     """
     directory = Path(world.do(lambda: str(_locate(run))))
     corpus = Corpus(
@@ -49,6 +50,8 @@ def open_corpus(run: Run, world: World) -> Corpus:
     )
     if corpus.validation.tokens < 2:
         raise invalid("data.directory", str(directory), "data with a validation split")
+    if run.eval_by == "documents":
+        data.beginnings(corpus.validation, run.length)
     corpus.train.batch(0, rows=world.size, length=run.length, seed=run.seed)
     return corpus
 

@@ -89,6 +89,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
     with ExitStack() as stack:
         stack.enter_context(files.refusals_explained(run.out))
         world = stack.enter_context(connect(run.device, 2 * run.timeout))
+        watch = stack.enter_context(Watch(world, run.timeout))
         stack.enter_context(_own_randomness(world.device))
         run.rows_per_process(world.size)
         world.do(lambda: loggers.check(run.loggers))
@@ -108,7 +109,7 @@ def train(run: Run, *, resume: directory.Resume = "auto", show: bool | Progress 
             report.note(f"skipped damaged checkpoint {text}")
         if start.step:
             report.note(f"going on from step {start.step}")
-        evaluation = _steps(session, start.step, report, began)
+        evaluation = _steps(session, start.step, report, began, watch)
         world.do(lambda: _export(session))
     return Result(
         out=run.out,
@@ -168,7 +169,7 @@ def _begin(session: Session, start: directory.Start, source: dict[str, Any] | No
     world.do(lambda: directory.claim(run, session.corpus.identity, facts, start, source))
 
 
-def _steps(session: Session, first: int, report: Report, began: float) -> Evaluation:
+def _steps(session: Session, first: int, report: Report, began: float, watch: Watch) -> Evaluation:
     """Every step from `first` on, with its evaluation, record and checkpoint when they are due.
 
     The first record of a session also says how long it took from `began` to the end of its first
@@ -176,15 +177,16 @@ def _steps(session: Session, first: int, report: Report, began: float) -> Evalua
     """
     run, once = session.run, {}
     evaluation = None
-    with listening() as request, Watch(session.world, run.timeout) as watch:
+    with listening() as request:
         for step in range(first, run.steps):
-            with watch.step(step + 1):
-                record = update(session, step)
-                asked = _agree(session, request)
             done = step + 1
+            with watch.step(done):
+                record = update(session, step)
             if step == first:
                 once = {"seconds_to_first_step": round(time.perf_counter() - began, 3)}
             evaluation = _evaluate(session) if _due(done, run.eval_every, run.steps) else None
+            with watch.step(done):
+                asked = _agree(session, request)
             if evaluation is not None:
                 record |= {
                     "validation_loss": evaluation.loss,

@@ -123,7 +123,8 @@ def _decode_scalar(hint: Any, value: Json, name: str) -> Any:
     if hint is int:
         number = isinstance(value, int) and not isinstance(value, bool)
         return _checked(number, value, name, "a whole number")
-    return _checked(isinstance(value, hint), value, name, f"a {hint.__name__}")
+    allowed = "true or false" if hint is bool else f"a {hint.__name__}"
+    return _checked(isinstance(value, hint), value, name, allowed)
 
 
 def _checked(ok: bool, value: Any, name: str, allowed: str) -> Any:

@@ -20,10 +20,11 @@ PERIOD = 0.2
 
 
 class Watch:
-    """Looks after the steps of one process among several. Final.
+    """Looks after one process among several, from the time they are connected on. Final.
 
-    An exchange that fails raises an error, which becomes one line. One that never returns, because
-    another process hangs, cannot be interrupted: a thread then says so and ends the process.
+    An exchange that fails raises an error, which becomes one line. In a step, one that never
+    returns, because another process hangs, cannot be interrupted: a thread then says so and ends
+    the process. Between steps exchanges have a time limit of their own, that of the connection.
     """
 
     def __init__(self, world: World, seconds: float):
@@ -36,30 +37,30 @@ class Watch:
             threading.Thread(target=self._look, daemon=True).start()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-
-    @contextmanager
-    def step(self, number: int) -> Generator[None]:
-        """A step, or what belongs to it, which must end in time.
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End the watch.
 
         Raises:
-            Failure: Another process is gone.
+            Failure: Another process is gone, which is what `error` says.
         """
-        self._step, self._deadline = number, time.monotonic() + self._seconds
-        try:
-            yield
-        except RuntimeError as error:
-            if self._world.size == 1 or not any(text in str(error) for text in GONE):
-                raise
+        self._over.set()
+        if self._world.size > 1 and _is_loss(error):
             reason = str(error).strip().partition("\n")[0]
             what = f"another process is gone ({reason})"
             raise Failure(f"{self._where()}: {what}; {GO_ON}") from error
+
+    @contextmanager
+    def step(self, number: int) -> Generator[None]:
+        """A step, or what belongs to it, which must end in time."""
+        self._step, self._deadline = number, time.monotonic() + self._seconds
+        try:
+            yield
         finally:
             self._deadline = None
 
     def _where(self) -> str:
-        return f"step {self._step}, rank {self._world.rank} of {self._world.size}"
+        step = f"step {self._step}" if self._step else "before the first step"
+        return f"{step}, rank {self._world.rank} of {self._world.size}"
 
     def _look(self) -> None:
         while not self._over.wait(PERIOD):
@@ -68,3 +69,9 @@ class Watch:
                 waited = f"not done after timeout = {self._seconds:g} s: another process hangs"
                 print(f"error: {self._where()}: {waited}; {GO_ON}", file=sys.stderr, flush=True)
                 os._exit(1)
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    """Whether an error is torch's, about another process."""
+    told = isinstance(error, RuntimeError) and not isinstance(error, Failure)
+    return told and any(text in str(error) for text in GONE)

@@ -167,7 +167,7 @@ WRONG = {
         ["convert", "PLAIN", "--out", "GRAFTED", "--stream", "ldm"],
         "--out: got 'GRAFTED'; allowed: a new directory",
     ),
-    "from nowhere": (["train", "--from", "nowhere", "debug"], "model: got 'nowhere'; allowed: a d"),
+    "from nowhere": (["train", "--from", "nowhere", "debug"], "--from: got 'nowhere'; allowed: "),
     "from plain": (
         ["train", "--from", "PLAIN", "debug"],
         "PLAIN/config.json: model_type: got 'llama'; allowed: a model with a stream",

@@ -35,7 +35,10 @@ WRONG_ARGUMENTS = {
     "no value": ([*TRAIN, "--steps"], "--steps: got nothing; allowed: one argument"),
     "not a number": ([*TRAIN, "--optim.lr", "high"], "optim.lr: got 'high'; allowed: a finite"),
     "not a whole number": ([*TRAIN, "--steps", "1.5"], "steps: got 1.5; allowed: a whole number"),
-    "not true or false": ([*TRAIN, "--compile", "yes"], "compile: got 'yes'; allowed: a bool"),
+    "not true or false": (
+        [*TRAIN, "--compile", "yes"],
+        "compile: got 'yes'; allowed: true or false",
+    ),
     "not a choice": ([*TRAIN, "--model.family", "gpt"], "model.family: got 'gpt'; allowed: llama"),
     "one beta": ([*TRAIN, "--optim.betas", "0.9"], "optim.betas: got [0.9]; allowed: 2 values"),
     "beta of 1": ([*TRAIN, "--optim.betas", "0.9", "1"], "optim.betas: got (0.9, 1.0); allowed: "),

@@ -167,13 +167,46 @@ def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path, jsonl, toke
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_a_source_that_vanishes_while_it_is_read_is_named(tmp_path, jsonl, tokenizer, refused):
+    source = jsonl("a", "b")
+    with refused(f"{source}: cannot be read: No such file or directory"):
+        prepare(
+            [source],
+            tmp_path / "o",
+            tokenizer=tokenizer,
+            validation=0,
+            on_progress=lambda progress: source.unlink(missing_ok=True),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_an_empty_folder_is_filled(tmp_path, make, whole):
+    real, out = tmp_path / "elsewhere" / "real", tmp_path / "out"
+    real.mkdir(parents=True)
+    out.symlink_to(real)
+    assert killed(25, make(out))
+    prepare(**make(out))
+    assert contents(real) == whole
+    assert out.is_symlink()
+    assert [path.name for path in real.parent.iterdir()] == ["real"]
+
+
+def test_a_mount_point_is_refused_before_anything_is_read(tmp_path, make, refused, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == out)
+    with refused("out: got ", str(out), "a folder that is no mount point"):
+        prepare(**make(out))
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def test_half_finished_work_is_not_taken_for_data(half, refused):
     for place in (half, staging.place_of(half)):
         with refused(f"{place}: not a prepared corpus: half finished; give its command"):
             verify(place)
 
 
-@pytest.mark.parametrize("damage", ["state.json", "tails", "corpus"])
+@pytest.mark.parametrize("damage", ["state.json", "tails", "corpus", "cut"])
 def test_damaged_half_finished_work_is_refused(half, make, refused, damage, whole):
     place = staging.place_of(half)
     if damage == "state.json":
@@ -183,7 +216,10 @@ def test_damaged_half_finished_work_is_refused(half, make, refused, damage, whol
         split = max(state.tails, key=lambda name: state.tails[name].tokens)
         tail = staging.tail_name(split, len(state.splits[split].shards))
         shard = next(shards[0] for s in state.splits.values() if (shards := s.shards)).file
-        (place / damage / (tail if damage == "tails" else shard)).unlink()
+        if damage == "cut":
+            os.truncate(place / "corpus" / shard, 200)
+        else:
+            (place / damage / (tail if damage == "tails" else shard)).unlink()
     with refused(place, "--restart"):
         prepare(**make(half))
     prepare(**make(half, restart=True))

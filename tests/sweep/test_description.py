@@ -77,6 +77,18 @@ def test_a_run_may_go_on_from_a_saved_model(saved: Path) -> None:
     assert (runs["new-seed0"].origin, runs["new-seed0"].model.stream.name) == (None, "mhc")
 
 
+def test_a_run_may_go_on_from_another_run(saved: Path) -> None:
+    """What its directory means is what it means everywhere else: its final model, for one."""
+    other = saved.parent / "other"
+    other.mkdir()
+    head = {"format": 1, "config": presets.debug().as_dict(), "data": {}, "sessions": []}
+    (other / "run.json").write_text(json.dumps(head))
+    saved.rename(other / "model")
+    runs = resolve({"preset": "debug", "set": {"from": str(other)}})
+    assert runs["debug"].origin == other / "model"
+    assert runs["debug"].model.width == 48
+
+
 def test_a_saved_model_has_its_own_stream(saved: Path) -> None:
     with pytest.raises(UserError, match="stream: got 'ldm'; allowed: nothing beside from"):
         resolve({"preset": "debug", "set": {"from": str(saved), "stream": "ldm"}})
@@ -109,7 +121,7 @@ WRONG = {
     ),
     "no saved model": (
         {"preset": "debug", "set": {"from": "nowhere"}},
-        "run debug: nowhere/config.json: ",
+        "run debug: from: got 'nowhere'; allowed: a directory of a run",
     ),
     "value of another kind": (
         {"preset": "debug", "axes": {"optim.lr": ["high"]}},

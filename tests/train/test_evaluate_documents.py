@@ -126,3 +126,15 @@ def test_what_has_no_documents_is_refused(tmp_path):
     run = tiny_run(out, tmp_path / "run", length=1, eval_by="documents")
     with pytest.raises(UserError, match="length: got 1; allowed: at least 2 with eval_by"):
         run.validate()
+
+
+def test_a_run_over_data_without_documents_is_refused_before_its_first_step(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} {TEXT} " * 30)
+    files, out = sorted(tmp_path.glob("*.txt")), tmp_path / "data"
+    tokenizer = data.train_tokenizer(WORDS, 257)
+    data.prepare(files, out, tokenizer=tokenizer, validation=1, separator="none")
+    run = tiny_run(out, tmp_path / "run", eval_by="documents")
+    with pytest.raises(UserError, match="separator: got 'none'; allowed: eos, which says where"):
+        train(run, show=False)
+    assert not run.out.exists()
