@@ -64,7 +64,7 @@ def matched(shape: Shape, stream: Any, budget: int = BUDGET) -> ModelSpec:
             what 8 hidden channels of all MLPs cost, 0.3%.
     """
     depth, width, heads = shape
-    brought = counts.count_stream(stream, width=width, sites=2 * depth).parameters
+    brought = counts.count_parameters(stream, width=width, sites=2 * depth)
     left = budget - brought - depth * 4 * width * width
     ffn = MULTIPLE * round(left / (3 * width * depth) / MULTIPLE)
     fields: dict[str, Any] = {"heads": heads, "kv_heads": heads, "tie_embeddings": True}

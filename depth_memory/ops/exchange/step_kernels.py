@@ -157,7 +157,8 @@ def advanced(
     o_g, o_k = tl.arange(0, BG), tl.arange(0, BK)
     b_square = tl.zeros([BV], ACC)
     for i_c in range(0, G * CHUNKS):
-        i_g, o_v = i_c // CHUNKS, (i_c % CHUNKS) * BV + tl.arange(0, BV)
+        i_g = i_c // CHUNKS
+        o_v = (i_c - i_g * CHUNKS) * BV + tl.arange(0, BV)
         m_v, o_nd, of = o_v < DV, i_n * D + i_g * DV + o_v, o_g == i_g
         b_v = tl.load(a + o_nd, mask=m_v, other=0.0)
         if SUM:
