@@ -16,6 +16,7 @@ from depth_memory.cli import arguments, console
 EXTRAS = {
     "plot": "matplotlib",
     "data": "pyarrow",
+    "study": "scipy",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "trackio": "trackio",

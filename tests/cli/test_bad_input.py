@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no directory": (shutil.rmtree, "got '{}'; allowed: a directory"),
     "no configuration": (
         lambda d: (d / "config.json").unlink(),
-        "model: got '{}'; allowed: a directory of a run, of one of its checkpoints, or of a saved",
+        "got '{}'; allowed: a directory of a run, of one of its checkpoints, or of a saved",
     ),
     "no weights": (
         lambda d: (d / "model.safetensors").unlink(),

@@ -97,7 +97,7 @@ def test_a_run_that_fails_stops_no_other(
     assert [line["status"] for line in lines(out)] == ["failed", "finished"]
     assert "first non-finite" in lines(out)[0]["error"]
     assert "cpu-0: bad failed: step" in said
-    assert "failed: bad; 1 of 2 runs are finished; go on with: " in said
+    assert "failed: bad; 1 of 2 runs are finished; go on with the same command" in said
     assert [row.split()[0] for row in table.splitlines()] == ["run", "bad", "good"]
     again = command("sweep", path, "--out", out, "--device", "cpu")
     assert again.code == 1
