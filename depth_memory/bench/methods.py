@@ -16,7 +16,6 @@ from depth_memory.bench import public
 from depth_memory.bench.cases import Case
 from depth_memory.errors import choose, invalid
 from depth_memory.ops import _impl
-from depth_memory.streams import ldm_fused
 
 ORIGINAL = "preln_transformers"
 """The name of plain transformers among the methods."""
@@ -132,7 +131,7 @@ def implementation(method: Method, model: Any, x: Tensor) -> str:
     """What carries the streams for an input like `x`: transformers, torch, reference, triton, or
     the package of public kernels."""
     if method.kernels is not None:
-        return public.KERNELS[method.kernels][0]
+        return public.KERNELS[method.kernels].name
     stream = getattr(model.model, "stream", None)
     if stream is None:
         return "transformers"
@@ -140,7 +139,7 @@ def implementation(method: Method, model: Any, x: Tensor) -> str:
     if config.name == BASE:
         return "torch"
     if config.name.startswith("ldm"):
-        return "triton" if ldm_fused.applies(stream, x) else "reference"
+        return "reference" if stream.kernels(x) is None else "triton"
     op = "attnres" if config.name.endswith("attnres") else "mix"
     return _impl.resolve(op, getattr(config, "impl", "auto"), x.device)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,7 @@ class FlaQuery(DepthQuery):
     """Attention over depth by `fla-core` (MIT): one kernel per read. Final."""
 
     @torch.compiler.disable
-    def forward(self, sources: tuple[Tensor, ...], evenly: bool = False) -> Tensor:
-        if evenly:
-            return super().forward(sources, evenly)
+    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
         fused = _function("fla.ops.attnres", "fused_attnres")
         return fused(self.query, sources, self.key_norm, rms_eps=self.eps)
 
@@ -57,9 +55,7 @@ class FastQuery(DepthQuery):
     """Attention over depth by `fast-attnres` (MIT), bfloat16 only. Final."""
 
     @torch.compiler.disable
-    def forward(self, sources: tuple[Tensor, ...], evenly: bool = False) -> Tensor:
-        if evenly:
-            return super().forward(sources, evenly)
+    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
         fused = _function("attnres", "attnres")
         return fused(sources, (self.query * self.key_norm).bfloat16(), eps=self.eps)
 
@@ -88,19 +84,25 @@ class LigerPort(MHCPort):
         return Lanes(mixed, (), ())
 
 
-KERNELS: Mapping[str, tuple[str, dict[type[nn.Module], type[nn.Module]]]] = {
-    "fla": ("fla-core", {DepthQuery: FlaQuery, AttnResPort: FlaPort}),
-    "fast_attnres": ("fast-attnres", {DepthQuery: FastQuery}),
-    "liger": ("liger-kernel", {MHCPort: LigerPort}),
+class Package(NamedTuple):
+    """A package of public kernels."""
+
+    name: str
+    """By which it is installed."""
+    module: str
+    """By which it is imported."""
+    streams: tuple[str, ...]
+    """Those that it has kernels for."""
+    instead: dict[type[nn.Module], type[nn.Module]]
+    """Which class takes the place of which."""
+
+
+ATTENTION = ("attnres", "block_attnres")
+KERNELS: Mapping[str, Package] = {
+    "fla": Package("fla-core", "fla", ATTENTION, {DepthQuery: FlaQuery, AttnResPort: FlaPort}),
+    "fast_attnres": Package("fast-attnres", "attnres", ATTENTION, {DepthQuery: FastQuery}),
+    "liger": Package("liger-kernel", "liger_kernel", ("mhc",), {MHCPort: LigerPort}),
 }
-"""Name -> package, and which class takes the place of which."""
-MODULES = {"fla": "fla", "fast_attnres": "attnres", "liger": "liger_kernel"}
-METHODS = {
-    "fla": ("attnres", "block_attnres"),
-    "fast_attnres": ("attnres", "block_attnres"),
-    "liger": ("mhc",),
-}
-"""Name -> the streams that it has kernels for."""
 
 
 def check(kernels: str, stream: str) -> None:
@@ -110,16 +112,17 @@ def check(kernels: str, stream: str) -> None:
         UserError: One line that says so.
     """
     choose("--method: kernels", kernels, tuple(KERNELS))
-    if stream not in METHODS[kernels]:
-        raise invalid(f"--method: kernels {kernels}", stream, ", ".join(METHODS[kernels]))
-    if importlib.util.find_spec(MODULES[kernels]) is None:
-        allowed = f"what is installed: pip install {KERNELS[kernels][0]}"
+    package = KERNELS[kernels]
+    if stream not in package.streams:
+        raise invalid(f"--method: kernels {kernels}", stream, ", ".join(package.streams))
+    if importlib.util.find_spec(package.module) is None:
+        allowed = f"what is installed: pip install {package.name}"
         raise invalid("--method: kernels", kernels, allowed)
 
 
 def install_(model: nn.Module, kernels: str) -> None:
     """Let a model's stream compute by public kernels, in place; its parameters stay."""
-    instead = KERNELS[kernels][1]
+    instead = KERNELS[kernels].instead
     for module in model.modules():
         if type(module) in instead:
             module.__class__ = instead[type(module)]

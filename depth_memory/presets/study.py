@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from depth_memory import streams
 from depth_memory.presets import counts
-from depth_memory.presets.recipes import llama, recipe
+from depth_memory.presets.recipes import LDM, llama, recipe
 from depth_memory.train import serial
 from depth_memory.train.config import DataSpec, ModelSpec, Run
 
@@ -39,7 +39,6 @@ BUDGET = 12 * (4 * 512 * 512 + 3 * 512 * 1376)
 MULTIPLE = 8
 """Of the MLP's size: what matrix units take without padding."""
 
-RULES = ("ldm", "ldm_delta", "ldm_outer")
 METHODS: dict[str, dict[str, Any]] = {
     "preln": {"name": "preln"},
     "hc": {"name": "hc"},
@@ -48,8 +47,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "denseformer": {"name": "denseformer"},
     "attnres": {"name": "attnres"},
     "block_attnres": {"name": "block_attnres"},
-    **{rule: {"name": rule} for rule in RULES},
-    **{f"{rule}-alone": {"name": rule, "residual": False} for rule in RULES},
+    **{rule: {"name": rule} for rule in LDM},
+    **{f"{rule}-alone": {"name": rule, "residual": False} for rule in LDM},
 }
 """What is compared, each at its own best rate."""
 
@@ -65,8 +64,7 @@ def matched(shape: Shape, stream: Any, budget: int = BUDGET) -> ModelSpec:
     """
     depth, width, heads = shape
     brought = counts.count_parameters(stream, width=width, sites=2 * depth)
-    left = budget - brought - depth * 4 * width * width
-    ffn = MULTIPLE * round(left / (3 * width * depth) / MULTIPLE)
+    ffn = _channels(shape, budget - brought - depth * 4 * width * width)
     fields: dict[str, Any] = {"heads": heads, "kv_heads": heads, "tie_embeddings": True}
     return llama(width, depth, ffn, stream, max_length=LENGTH, **fields)
 
@@ -76,9 +74,14 @@ def widened(shape: Shape, stream: Any) -> ModelSpec:
     depth, width, _ = shape
     costs = counts.count_stream(stream, width=width, sites=2 * depth).training_flops
     # a weight of a matrix product costs 6 FLOPs per token, forward and backward
-    more = MULTIPLE * round(costs / 6 / (3 * width * depth) / MULTIPLE)
+    more = _channels(shape, costs / 6)
     plain = matched(shape, {"name": "preln"})
     return replace(plain, ffn=matched(shape, stream).ffn + more)
+
+
+def _channels(shape: Shape, weights: float) -> int:
+    """How many hidden channels of every layer's MLP have about so many weights."""
+    return MULTIPLE * round(weights / (3 * shape.width * shape.depth) / MULTIPLE)
 
 
 def study_preln() -> Run:
@@ -100,7 +103,7 @@ def point(model: ModelSpec) -> dict[str, Any]:
 
 def study_rules() -> dict[str, Any]:
     """Least squares, delta rule and outer product, each over learning rate x gain."""
-    rules = {rule: point(matched(WORKHORSE, {"name": rule})) for rule in RULES}
+    rules = {rule: point(matched(WORKHORSE, {"name": rule})) for rule in LDM}
     axes = {"rule": rules, "model.stream.gain_init": list(GAINS), "optim.lr": list(RATES)}
     return {"preset": "study-preln", "axes": axes}
 

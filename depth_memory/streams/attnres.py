@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from depth_memory.errors import Range, check_ranges, choose
 from depth_memory.ops import attnres_weights, mix
+from depth_memory.ops._precision import compute_dtype
 from depth_memory.streams import _init
 from depth_memory.streams.base import (
     EPS,
@@ -89,12 +90,21 @@ class DepthQuery(StreamModule):
         nn.init.zeros_(self.query)
         nn.init.ones_(self.key_norm)
 
-    def forward(self, sources: tuple[Tensor, ...], evenly: bool = False) -> Tensor:
-        """The weighted sum of the sources, [*tokens, D]; their mean if `evenly`."""
+    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
+        """The weighted sum of the sources, [*tokens, D]."""
         weights = attnres_weights(self.query, sources, self.key_norm, self.eps)
-        if evenly:
-            weights = torch.full_like(weights, 1.0 / len(sources))
         return mix(coefficient(weights)[..., None, :], sources)[..., 0, :]
+
+
+def attended(query: DepthQuery, reader: StreamModule, sources: tuple[Tensor, ...]) -> Tensor:
+    """What a port or the stream reads: by its query, or the mean if it is switched off."""
+    if not is_off(reader):
+        return query(sources)
+    dtype = compute_dtype(sources)
+    weights = torch.full(
+        (1, len(sources)), 1.0 / len(sources), dtype=dtype, device=sources[0].device
+    )
+    return mix(weights, sources)[..., 0, :]
 
 
 def block_starts(config: AttnResConfig | BlockAttnResConfig, sites: int) -> frozenset[int]:
@@ -124,7 +134,7 @@ class AttnRes(Stream):
         return Sources((x,), ())
 
     def finish(self, state: Sources, norm: Norm) -> Tensor:
-        return norm(self.head(state.all, evenly=is_off(self)))
+        return norm(attended(self.head, self, state.all))
 
     def port(self, site: int) -> Port:
         query = DepthQuery(self.dim, self.config.eps) if site > 0 else None
@@ -147,7 +157,7 @@ class AttnResPort(Port):
             state = Sources(state.all, ())
         if self.attend is None:
             return norm(state.done[0]), state
-        return norm(self.attend(state.all, evenly=is_off(self))), state
+        return norm(attended(self.attend, self, state.all)), state
 
     def write(self, state: Sources, y: Tensor) -> Sources:
         running = state.open[0] + y if state.open else y

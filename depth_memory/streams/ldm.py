@@ -66,10 +66,14 @@ class LDM(Stream):
         forgets = not first or self.form.has_covariance
         return Writer(self.config, self.dim, self.writes, forgets)
 
+    def kernels(self, x: Tensor) -> Any:
+        """The module whose kernels carry a pass that begins with `x`; None for the reference."""
+        return next((k for k in (ldm_step, ldm_fused) if k.applies(self, x)), None)
+
     def start(self, x: Tensor) -> State:
-        for kernels in (ldm_step, ldm_fused):
-            if kernels.applies(self, x):
-                return kernels.begin(self, x)
+        kernels = self.kernels(x)
+        if kernels is not None:
+            return kernels.begin(self, x)
         memory = self.form.start(None if self.prior is None else self.prior(x))
         if self.config.embedding_write:
             memory = self.form.store(memory, x, self.embedding_writer(x))

@@ -101,8 +101,8 @@ def begin(stream: LDM, x: Tensor) -> Exchange:
     prior = None if stream.prior is None else stream.prior(x)
     writer = stream.embedding_writer
     tape = Tape(sizes, torch.is_grad_enabled())
-    tape.open(_rows(x))
-    value, latent = Store.apply(tape, _rows(x), None, _weight(writer, x))
+    tape.open(rows_of(x))
+    value, latent = Store.apply(tape, rows_of(x), None, _weight(writer, x))
     token = x.new_zeros(())
     N, K = value.shape[0], sizes.key_dim
     covariance = token if prior is None else prior.expand(N, sizes.groups, K, K).contiguous()
@@ -120,8 +120,8 @@ def read(state: Exchange, reader: Reader | None, norm: Norm) -> tuple[Tensor, Ex
     h, outputs, covariance, token, tape, _ = state
     step = _next(state)
     reading = Read()
-    value = _rows(outputs[0]) if outputs else None
-    rows, latent = Advance.apply(tape, reading, _rows(h), value, _weight(reader, h))
+    value = rows_of(outputs[0]) if outputs else None
+    rows, latent = Advance.apply(tape, reading, rows_of(h), value, _weight(reader, h))
     query, scale = reader.complete(latent)
     weight, eps = rms_parameters(norm, h)
     x = Retrieve.apply(tape, reading, rows, query, scale, token, weight, eps).view(h.shape)
@@ -137,7 +137,7 @@ def _add_norm(state: Exchange, norm: Norm) -> tuple[Tensor, Exchange]:
     weight, eps = rms_parameters(norm, h)
     if weight is None:
         return norm(h + outputs[0]), state
-    x, rows, y = AddNorm.apply(_rows(h), _rows(outputs[0]), weight, eps)
+    x, rows, y = AddNorm.apply(rows_of(h), rows_of(outputs[0]), weight, eps)
     pending = (y.view(h.shape),)
     state = Exchange(rows.view(h.shape), pending, covariance, token, tape, step)
     return x.view(h.shape), state
@@ -153,8 +153,8 @@ def write(state: Exchange, y: Tensor, writer: Writer | None) -> Exchange:
         return Exchange(h, (y,), covariance, token, tape, step)
     step = _next(state)
     first, second = (outputs[0], y) if outputs else (y, None)
-    second = None if second is None else _rows(second)
-    value, latent = Store.apply(tape, _rows(first), second, _weight(writer, h))
+    second = None if second is None else rows_of(second)
+    value, latent = Store.apply(tape, rows_of(first), second, _weight(writer, h))
     covariance, token = _observe(tape, writer.complete(latent), covariance, token)
     return Exchange(h, (value.view(h.shape),), covariance, token, tape, step)
 
@@ -203,7 +203,8 @@ def _observe(
     return covariance, Note.apply(tape, gain, key, forgetting, token)
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Float[Tensor, "*tokens D"]) -> Float[Tensor, "N D"]:
+    """The tokens one below the other, as kernels take them."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 

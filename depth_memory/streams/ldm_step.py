@@ -16,7 +16,7 @@ from torch import Tensor
 from depth_memory.ops import _impl
 from depth_memory.streams.base import Norm, Stream
 from depth_memory.streams.ldm_config import AbstractLDMConfig
-from depth_memory.streams.ldm_fused import gives_way, obstacle, rms_parameters
+from depth_memory.streams.ldm_fused import gives_way, obstacle, rms_parameters, rows_of
 from depth_memory.streams.ldm_maps import Affine, Latent, Reader, Writer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def begin(stream: LDM, x: Tensor) -> Stepping:
     if stream.prior is not None:
         shape = (x.numel() // x.shape[-1], config.groups, config.key_dim, config.key_dim)
         covariance = (stream.prior(x).expand(shape).contiguous(),)
-    return Stepping(x, (), (_rows(x),), (), covariance, (stream.embedding_writer,), config)
+    return Stepping(x, (), (rows_of(x),), (), covariance, (stream.embedding_writer,), config)
 
 
 def read(state: Stepping, reader: Reader | None, norm: Norm) -> tuple[Tensor, Stepping]:
@@ -80,7 +80,7 @@ def read(state: Stepping, reader: Reader | None, norm: Norm) -> tuple[Tensor, St
     h, add, value, memory, covariance, (writer,), config = state
     weight, eps = rms_parameters(norm, h)
     total, x, M, P = step.step(
-        step.Values(_rows(h), _nth(add, 0), value[0], _nth(value, 1)),
+        step.Values(rows_of(h), _nth(add, 0), value[0], _nth(value, 1)),
         step.State(_nth(memory, 0), _nth(covariance, 0)),
         _maps(writer, reader),
         step.Form.of(config),
@@ -94,7 +94,7 @@ def read(state: Stepping, reader: Reader | None, norm: Norm) -> tuple[Tensor, St
 
 def write(state: Stepping, y: Tensor, writer: Writer | None) -> Stepping:
     """Keep `y` until the next read; the one before has added what there was."""
-    y = _rows(y.to(state.h.dtype))
+    y = rows_of(y.to(state.h.dtype))
     waiting = () if writer is None else (writer,)
     return state._replace(add=(y,), value=(*state.value, y), waiting=waiting)
 
@@ -109,7 +109,7 @@ def _add_norm(state: Stepping, norm: Norm) -> tuple[Tensor, Stepping]:
     if weight is None:
         state = state._replace(h=h + y.view(h.shape), add=())
         return norm(state.h), state
-    total, x = add_norm_forward(_rows(h), y, Parameters(weight, eps))
+    total, x = add_norm_forward(rows_of(h), y, Parameters(weight, eps))
     return x.view(h.shape), state._replace(h=total.view(h.shape), add=())
 
 
@@ -134,10 +134,6 @@ def _map(module: Affine | Latent) -> Map:
     from depth_memory.ops.exchange.step import Map
 
     return Map(module.weight, module.bias)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def _nth(parts: tuple[Tensor, ...], n: int) -> Tensor | None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from depth_memory import presets
-from depth_memory.errors import UserError, invalid
+from depth_memory.errors import UserError, invalid, within
 from depth_memory.files import reason
 from depth_memory.loading import locate
 from depth_memory.train import Run, continued, serial
@@ -168,7 +168,7 @@ def _name(point: Sequence[Value], fields: Fields) -> str:
 
 def _run(name: str, fields: Fields, out: Path) -> Run:
     fields = dict(fields)
-    try:
+    with within(f"run {name}"):
         run = presets.get(_text("preset", fields.pop("preset", None)))
         run = _begun(run, fields.pop("stream", None), fields.pop("from", None))
         if "out" in fields:
@@ -178,8 +178,6 @@ def _run(name: str, fields: Fields, out: Path) -> Run:
             serial.assign(values, field, value)
         run = replace(Run.from_dict(values), out=out)
         run.validate()
-    except UserError as error:
-        raise UserError(f"run {name}: {error}") from error
     return run
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from depth_memory.errors import UserError, choose, invalid
+from depth_memory.errors import UserError, choose, invalid, within
 from depth_memory.files import misfit, read_json, reason
 from depth_memory.train import checkpoint, files, schedule, serial
 from depth_memory.train.config import MAY_CHANGE, Run
@@ -256,10 +256,8 @@ def located(run: Run) -> Run:
 
 
 def _run_of(saved: dict[str, Any], where: Path) -> Run:
-    try:
+    with within(where):
         return Run.from_dict(saved["config"])
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 def without(run: Run, names: Iterable[str]) -> dict[str, Any]:
